@@ -48,7 +48,7 @@ def test_all_results_are_listed_by_what_they_asked_and_lead_to_their_pages(resul
     assert found["mitigate"].outcome.endswith("(reversed): leave it as it is.")
     assert run(capsys, "view", results)[0] == 0
     page = (results / "index.html").read_text()
-    of = [f"Task kv, n = {n}, 4 documents" for n in (3, 12, 24)]
+    of = [f"Task kv, {n} examples, 4 documents" for n in (3, 12, 24)]
     assert sorted(re.findall("<h2>(.*?)</h2>", page)) == sorted(of)
     links = re.findall(r'<a href="([^"]+)"', page)
     assert len(links) == 4 and all((results / unquote(link)).is_file() for link in links)
@@ -65,7 +65,7 @@ def test_prompts_that_were_filled_are_told_by_their_length(results):
     )
     filled.examples_digest, filled.filled = "another", SimpleNamespace(tokens=1024)
     titles = [group.title for group in group_by_question([row, row._replace(sweep=filled)])]
-    assert sorted(titles) == ["Task kv, n = 24, 1,024 tokens", "Task kv, n = 24, 4 documents"]
+    assert sorted(titles) == ["Task kv, 24 examples, 1,024 tokens", "Task kv, 24 examples, 4 documents"]
 
 
 def test_what_cannot_be_viewed_is_said(results, capsys, tmp_path, caplog):

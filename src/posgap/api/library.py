@@ -341,7 +341,7 @@ def _application(application: Application, config: SweepConfig) -> _Model:
 
 def _in_memory(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", config: SweepConfig) -> _Model:
     if config.backend not in ("auto", "transformers"):
-        raise PosgapError(f"backend {config.backend}: a model in memory is asked by transformers alone")
+        raise PosgapError(f"backend {config.backend}: leave `backend` out: only transformers can ask a model in memory")
     from posgap.generation.transformers import TransformersGenerator
     from posgap.models.loading import context_length, with_padding_token
 

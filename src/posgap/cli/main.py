@@ -523,7 +523,7 @@ def _report_error(error: BaseException) -> int:
         case ModuleNotFoundError() if how_to_install(error.name or ""):
             return _fail(how_to_install(error.name or ""), 2, MissingPackage.code)
         case MemoryError():
-            line = "out of memory: lower what is read or computed at once, or take a machine with more"
+            line = "out of memory: read or compute less at once, or take a machine with more"
             return _fail(line, 1, OUT_OF_MEMORY)
         case KeyboardInterrupt() | click.Abort():
             cause = error.__cause__ or error  # click raises Abort from KeyboardInterrupt, which Stopped is too

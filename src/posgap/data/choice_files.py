@@ -82,7 +82,7 @@ def _mt_bench(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
         if item.winner not in winners and not item.winner.startswith("tie"):
             raise PosgapError(f"{name}:{number}: field `winner`: {item.winner!r} is not model_a, model_b or tie")
         if item.model_a == item.model_b:
-            raise PosgapError(f"{name}:{number}: field `model_b`: is model_a; what was compared cannot be told apart")
+            raise PosgapError(f"{name}:{number}: field `model_b`: equals `model_a`; name the two models differently")
         judged = (str(item.question_id), item.turn, *sorted(winners.values()))
         said = {
             item.model_a: _conversation_text(item.conversation_a, item.turn),

@@ -127,7 +127,7 @@ def parse_list(value: Any, where: str) -> list[Any]:
         return list(read or ())
     if isinstance(value, str) and _is_printed_by_numpy(value):
         raise Malformed(
-            f"{where}: a list as NumPy prints it, whose texts cannot be told apart; write JSON (json.dumps), or Parquet"
+            f"{where}: a list as NumPy prints it, without commas between the texts; write JSON (json.dumps) or Parquet"
         )
     if isinstance(value, str) and is_list(value):
         raise Malformed(

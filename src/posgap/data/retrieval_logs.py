@@ -319,7 +319,7 @@ def _sort(entries: Sequence[LogEntry], by: _Reading, report: ImportReport) -> No
         if by.kind == "rank" and by.lowest:
             ranked = {(each.numbers[by.name], each.text) for each in entry.readable if by.name in each.numbers}
             if len({rank for rank, _ in ranked}) < len(ranked):
-                entry.left_out = "with several passages at one rank: give each retrieval a `question_id` of its own"
+                entry.left_out = "with several passages at one rank: give each retrieval another `question_id`"
             if any(by.name not in each.numbers for each in entry.readable):
                 report.left_open["passages have no rank, and stand behind those that have one"] += 1
 

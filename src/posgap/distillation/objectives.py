@@ -132,7 +132,7 @@ class R1(Objective):
         )
         line += f" ({least:.1f} to {most:.1f})"
         if median < MIN_EFFECTIVE_ROWS:
-            line += "; one prompt has nearly all the weight of a step, as where divergences are of a nat or more"
+            line += "; one prompt has nearly all the weight of a step, as with divergences of a nat or more"
         return line
 
     def _depth(self, row: TrainingPrompt) -> Positions:

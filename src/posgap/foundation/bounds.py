@@ -36,7 +36,7 @@ def open_plain(path: Path) -> BinaryIO:
     os.close(opened)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    raise Unreadable("is a device or a pipe, which has no end; write what is to be read to a file", at=str(path))
+    raise Unreadable("is a device or a pipe and may never end; write its content to a file first", at=str(path))
 
 
 @contextmanager

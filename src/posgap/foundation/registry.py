@@ -21,7 +21,7 @@ from posgap.foundation.errors import BadOption, PosgapError
 log = logging.getLogger(__name__)
 SECRET = "secret"  # marks a field that is written down nowhere
 # A task is loaded while what a backend's module imports is still being read.
-_OWN_MODULE = "; define it in a module of its own, since those of other kinds import more of posgap than is there yet"
+_OWN_MODULE = "; define it in a separate module: modules of other kinds import parts of posgap that are not loaded yet"
 WITHOUT_EFFECT = "without effect"  # marks a parameter that changes the speed, but not the result
 
 

@@ -114,9 +114,7 @@ class PolicyMetadata(Parameters):
         "", description="version of this policy, for people; recorded with every verdict under it"
     )
     task: OptionalTaskName = Field("", description="task that must have been swept; empty: any")
-    metric: OptionalMetricName = Field(
-        "", description="metric by which the responses must have been scored; empty: any"
-    )
+    metric: OptionalMetricName = Field("", description="metric that must have scored the responses; empty: any")
     data: str = Field(
         "",
         pattern=r"^([0-9a-f]{64})?$",
@@ -125,7 +123,7 @@ class PolicyMetadata(Parameters):
     signed_by: str = Field(
         "",
         pattern=PUBLIC_KEY,
-        description="public key of whoever must have signed the verdict before it promotes a model; empty: nobody",
+        description="public key that must have signed a verdict before it can promote a model; empty: none",
     )
     max_age_days: float = Field(
         0, ge=0, description="days after which a verdict promotes no model any more; 0: it does not age"

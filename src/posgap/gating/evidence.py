@@ -45,7 +45,7 @@ class SweepRecord(Record):
     model_digest: str = Field(description="of the model")
     examples_digest: str = Field(description="of the examples")
     settings_digest: str = Field(description="of all parameters")
-    files: dict[str, str] = Field(description="sha256 of each file judged; empty where it is missing")
+    files: dict[str, str] = Field(description="sha256 of each judged file; empty if it is missing")
 
 
 def folder_of(path: Path) -> Path:

@@ -40,7 +40,7 @@ def parsed_policy(data: bytes, where: str) -> Policy:
     unknown = [str(name) for name in values if name not in Policy.model_fields]
     if unknown:
         raise PosgapError(
-            f"{where}: {unknown[0][:60]!r} is nothing that a policy says; there are {', '.join(Policy.model_fields)}"
+            f"{where}: {unknown[0][:60]!r} is no field of a policy; write one of {', '.join(Policy.model_fields)}"
         )
     for name, value in values.items():
         _require_plain(Policy, name, value, where)

@@ -260,8 +260,8 @@ class Mean(GateRule):
 
 
 class Advantageous(GateRule):
-    name, help = "advantageous", "nothing was lost where the reference answers best"
-    broken = "accuracy was lost where the reference answers best"
+    name, help = "advantageous", "no loss at the reference's best position"
+    broken = "accuracy was lost at the reference's best position"
 
     class Limits(Parameters):
         advantageous_tolerance: Annotated[float, NO_OPTION] = Field(
@@ -416,8 +416,8 @@ class Clean(GateRule):
 
 
 class Consistency(GateRule):
-    name, help = "consistency", "the order makes no difference to what is chosen"
-    broken = "the order decides too often what is chosen"
+    name, help = "consistency", "the order does not change the choice"
+    broken = "the order changes the choice too often"
     needs_reference = False
 
     class Limits(Parameters):

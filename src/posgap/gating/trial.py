@@ -61,8 +61,8 @@ def require_triable(sweep: Sweep, model: Path, policy: Policy) -> None:
     hindrance = "" if TRIAL in policy.allow else why_not_tried(sweep, model)
     if hindrance:
         raise PosgapError(
-            f"{model}: it cannot be tried whether the model answers as its sweep recorded: {hindrance}; promote where "
-            "it can, or have the policy do without: `allow: [trial]`"
+            f"{model}: cannot ask the model prompts of its sweep again: {hindrance}; promote where "
+            "that can, or set `allow: [trial]` in the policy"
         )
 
 
@@ -201,8 +201,8 @@ def _find_model(sweep: Sweep, role: str, place: Path, base: Path | None) -> Path
         hindrance = str(error)
     if hindrance:
         raise PosgapError(
-            f"{sweep.model}: it cannot be tried whether the {role} answers as its sweep recorded: {hindrance}; promote "
-            f"where it can, or have the policy do without: `allow: [{REFERENCE_TRIAL}]`"
+            f"{sweep.model}: cannot ask the {role} prompts of its sweep again: {hindrance}; promote "
+            f"on a machine that can, or set `allow: [{REFERENCE_TRIAL}]` in the policy"
         )
     return model
 
@@ -286,7 +286,7 @@ def require_answers(
     _require_scores(drawn, responses, scores)
     if all(map(math.isclose, scores, _recorded_scores(drawn))):
         return
-    log.info("%d more prompts are asked again, since the score of a response is another", len(others))
+    log.info("asking %d more prompts again, since a response has another score", len(others))
     for row, completion in zip(others, answers.answer(others), strict=True):
         scores.append(rescore(row, completion.text))
     edits.require_admitted([*drawn, *others], scores)

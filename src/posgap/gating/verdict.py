@@ -69,7 +69,7 @@ class Verdict(Record):
     model_digest: str = Field(description="of the candidate")
     evidence_gaps: list[str] = Field(description="why the sweeps are too little to judge by")
     asked_otherwise: list[str] = Field(
-        description="what was allowed to differ, and does; also base or anchor, where these were left out"
+        description="allowed differences that exist; also base or anchor if they were left out"
     )
     policy: Policy = Field(description="what was demanded")
     evidence: dict[str, SweepRecord] = Field(
@@ -80,7 +80,7 @@ class Verdict(Record):
     guards: list[GuardFigure] = Field([], description="what was lost at each guard; those that bind are rules, too")
     needs: int | None = Field(
         None,
-        description="where no rule is broken: examples with which a flat model would be admitted in 80 %",
+        description="if no rule is broken: examples that admit a flat model in 80 % of cases",
     )
     look: int = Field(1, ge=1, description="which look at the model it was")
     candidates: int = Field(1, ge=1, description="how many its run had; both share the error")

@@ -249,7 +249,7 @@ class ApplicationGenerator:
         """Asks the prompt, which was answered so, with a marker at both ends of each passage; returns which of these
         the application sent on. Raises `PosgapError` if it sent none."""
         if not answer.get("sent"):
-            return "which passages reach the model is not known: no posgap.Answer says what was `sent`"
+            return "unknown which passages reach the model: return a posgap.Answer with the text that you `sent`"
         ends = [(secrets.token_hex(4), secrets.token_hex(4)) for _ in prompt.documents]
         documents = [
             each.model_copy(update={"text": f"{first} {each.text} {last}"})

@@ -179,7 +179,7 @@ class _Application(Backend):
 
 AUTO = _Auto(
     "auto",
-    "vllm on a GPU where it is installed and serves the model, else transformers",
+    "vllm if there is a GPU, it is installed and serves the model; else transformers",
     VLLMParameters,
     in_memory=True,
 )

@@ -175,7 +175,7 @@ class AnswerFiles:
                 where = f"{file}:{number}"
                 name, record = _read_record(row, where)
                 if name in self.records:
-                    raise PosgapError(f"{where}: the id {name} is there already, at {self.records[name].where}")
+                    raise PosgapError(f"{where}: the id {name} is already at {self.records[name].where}; leave one out")
                 self.records[name] = record
                 for names, key in ((models, "model"), (fingerprints, "system_fingerprint")):
                     if record.body and isinstance(record.body.get(key), str) and record.body[key]:
@@ -229,7 +229,7 @@ def _read_record(row: Any, where: str) -> tuple[str, _Record]:
     fields = row if isinstance(row, Mapping) else {}
     name = fields.get("custom_id") or fields.get("id")
     if not isinstance(name, str) or not name:
-        raise PosgapError(f"{where}: has no `custom_id` and no `id` of a request")
+        raise PosgapError(f"{where}: has no `custom_id` and no `id`; give the answers as the batch returned them")
     body, fault = None, None
     try:
         body, fault = _read_answer(fields)

@@ -30,7 +30,7 @@ def headers_of(header: Mapping[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if not re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.ASCII) or not re.fullmatch(r"[ -~]*", value):
             where = KEY_VARIABLE if name == "Authorization" and name not in header else f"--header {shorten(name)}"
-            raise PosgapError(f"{where}: has characters that no header takes")
+            raise PosgapError(f"{where}: has characters that a header cannot hold; give printable ASCII")
     return headers
 
 

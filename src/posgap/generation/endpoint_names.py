@@ -57,9 +57,7 @@ def _fetch_names(address: str, header: Mapping[str, str]) -> list[str]:
         answer = httpx2.get(url, headers=headers, timeout=_TIMEOUT, verify=tls())
     except (httpx2.HTTPError, httpx2.InvalidURL, ImportError, ValueError) as fault:
         reason = redact(str(fault)) or type(fault).__name__
-        raise PosgapError(
-            f"{shown}: cannot be asked which model it serves: {reason}; start it, or correct it"
-        ) from None
+        raise PosgapError(f"{shown}: does not say which model it serves: {reason}; start it, or correct it") from None
     if answer.status_code in (401, 403):
         raise PosgapError(f"{shown}: {answer.status_code}, the key is wrong or missing; {about_key(headers)}")
     return _parse_names(answer.content) if answer.is_success else []

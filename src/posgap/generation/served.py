@@ -24,7 +24,7 @@ class EndpointChanged(PosgapError):
 
     def __init__(self, line: str, allowed_by: str):
         super().__init__(
-            f"{line}; what was answered is kept: --identity {allowed_by} goes on with both, another --out begins anew"
+            f"{line}; what was answered is kept: --identity {allowed_by} accepts both, another --out starts a new sweep"
         )
         self.line = line
         self.allowed_by = allowed_by
@@ -95,7 +95,7 @@ class ServedModel:
                     "model" if name == "fingerprint" else "any",
                 )
             if name == "model" and not before and not _is_related(now, self.asked):
-                log.warning("%s: was asked for %s, and says that it is %s", self.shown, self.asked, now)
+                log.warning("%s: requested model %s, but the endpoint says it is %s", self.shown, self.asked, now)
             if len(before) < MAX_NAMES:
                 self.identity = self.identity.with_value(name, now)
 

@@ -47,7 +47,7 @@ class ReadingRate(NamedTuple):
         expected = self.expected(text)
         if told is None or told >= _LEAST * expected:
             return ""
-        return f"it read {told:,} tokens of a prompt of about {expected:,.0f}: it cuts prompts; {_REMEDY}"
+        return f"it read {told:,} tokens of a prompt of about {expected:,.0f}: it truncates prompts; {_REMEDY}"
 
 
 def cut_halves(text: str) -> tuple[str, str]:
@@ -61,7 +61,7 @@ def why_not_whole(added: int, whole: int, halves: Sequence[int]) -> str:
     expected = sum(halves) - added
     if whole >= expected - _AT_A_BORDER:
         return ""
-    return f"it read {whole:,} tokens of a prompt whose halves have {expected:,}: it cuts prompts; {_REMEDY}"
+    return f"it read {whole:,} tokens of a prompt whose halves have {expected:,}: it truncates prompts; {_REMEDY}"
 
 
 def count_pieces(text: str) -> int:
@@ -181,4 +181,6 @@ NO_MARKER = (
     "finds no code at the start or in the middle of the longest prompt, though it stands there several times, and does "
     f"in a short one: it cuts prompts, or its model cannot read so long a one; {_REMEDY}"
 )
-NOBODY_KNOWS = "tells no number of tokens, and finds no code in a short prompt either: nobody knows if it cuts prompts"
+NOBODY_KNOWS = (
+    "reports no token counts and finds no code in a short prompt either: unknown whether it truncates prompts"
+)

@@ -36,7 +36,9 @@ def _here(value: Any, is_input: bool) -> Any:
     if isinstance(value, list):
         return [_here(item, is_input) for item in value]
     if is_function(value):
-        raise PosgapError(f"{value}: a function is called only where somebody types it, and not on a cluster")
+        raise PosgapError(
+            f"{value}: a cluster cannot call a function; give a model, an endpoint or a registered version"
+        )
     path = getattr(value, "path", value)
     uri = getattr(value, "uri", "")
     scheme, separator, rest = str(uri).partition("://")

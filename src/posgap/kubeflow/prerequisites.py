@@ -151,7 +151,7 @@ def _check_prompts(form: PreflightConfig) -> str:
         chosen = config.advantageous if isinstance(config, TeacherConfig) else ()
         prompt = builder.prompt(example, builder.task.choose_placements(config.n_docs, chosen)[0])
         longest = max(longest, len(prompt.token_ids) + builder.max_new_tokens)
-    return f"of {longest} tokens with the response, where the model reads {builder.context}"
+    return f"of {longest} tokens with the response, but the model reads {builder.context}"
 
 
 def _trains_here(form: PreflightConfig) -> bool:

@@ -83,7 +83,7 @@ def align_comparable(sweep: Evidence, reference: Evidence, allow: Collection[str
             f"{name} ({_ASKED[name](sweep.sweep)}, not {_ASKED[name](reference.sweep)})" for name in others
         )
         meant = ",".join(name for name in names if name in ALLOWABLE)
-        hint = f", or, where the difference is meant, allow it: --allow {meant}" if set(others) <= {*ALLOWABLE} else ""
+        hint = f"; if you intend the difference, give --allow {meant}" if set(others) <= {*ALLOWABLE} else ""
         raise PosgapError(
             f"{sweep.path} and {reference.path}: not asked alike: {differences}; sweep both models in one way{hint}"
         )

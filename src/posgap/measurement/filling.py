@@ -32,9 +32,9 @@ class FillRecord(Record):
     depths: list[float] = Field(
         min_length=1, description="of each placement: percent of the filler before the gold document"
     )
-    seed: int = Field(ge=0, description="by which filler of other examples was drawn")
+    seed: int = Field(ge=0, description="seed that drew the filler of other examples")
     pool: str = Field(description="sha256 of all distractors")
-    whole: bool = Field(False, description="false where an older posgap cut the last document")
+    whole: bool = Field(False, description="false if an older posgap cut the last document")
     documents: int = Field(ge=1, description="in the first example's prompt")
 
     @property

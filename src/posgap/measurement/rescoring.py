@@ -50,7 +50,7 @@ def swept_examples(
             "them with --examples"
         ) from None
     if not examples:
-        raise PosgapError(f"{folder}: does not say where its examples are; give them with --examples")
+        raise PosgapError(f"{folder}: names no examples; give them with --examples")
     found: dict[str, AnyExample] = {}
     for content, example in zip(content_keys(examples), examples):
         found.setdefault(content, example)

@@ -30,7 +30,7 @@ class Shape(Record):
     level). There is none where accuracy may be the same everywhere.
     """
 
-    name: str = Field(description="such as U-shaped, where both intervals leave no doubt")
+    name: str = Field(description="such as U-shaped, if both intervals exclude 0")
     ends: int = Field(description="positions in each outer third")
     middle: int = Field(description="positions between them")
     beginning_over_middle: float = Field(description="the first third minus the middle, in points")

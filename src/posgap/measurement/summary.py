@@ -21,21 +21,21 @@ def summary_text(sweep: Sweep) -> list[str]:
         f"of {sweep.sample_text}{precision}.",
     ]
     if sweep.mitigation:
-        beside = "; what has fewer documents was asked without it" if sweep.baselines else ""
+        beside = "; baselines with fewer documents were asked without it" if sweep.baselines else ""
         sentences.append(
-            f"The model was asked by the mitigation {sweep.mitigation.phrase}: a position is that of the {place} as "
-            f"given to it, not as the model reads{beside}."
+            f"Asked through the mitigation {sweep.mitigation.phrase}: a position is where the {place} stood "
+            f"before it{beside}."
         )
     if sweep.served and sweep.served.notes:
-        sentences.append(f"What answered is an application: {'; '.join(sweep.served.notes)}.")
+        sentences.append(f"An application answered: {'; '.join(sweep.served.notes)}.")
     if sweep.baselines:
         parts = [f"{name} {asked.accuracy:.1f} ({ends(asked.ci95)})" for name, asked in sweep.baselines.items()]
         sentences.append(f"Asked otherwise, the same examples came out at: {', '.join(parts)}.")
     retrieved = sweep.baselines.get("as-retrieved")
     if retrieved and retrieved.best_over_ci95:
         sentences.append(
-            "With the relevant passages where the model reads best, accuracy differs from that of the retriever's "
-            f"order by {retrieved.best_over:+.1f} points ({ends(retrieved.best_over_ci95, SIGNED)})."
+            "With the relevant passages at the best position, accuracy differs from the retriever's order "
+            f"by {retrieved.best_over:+.1f} points ({ends(retrieved.best_over_ci95, SIGNED)})."
         )
     if sweep.outcomes:
         sentences += filter(None, [sweep.outcomes.copies, sweep.outcomes.unanswered_text(sweep.placements)])

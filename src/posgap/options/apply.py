@@ -16,8 +16,7 @@ class ApplyConfig(StageConfig):
     model: ModelName = Field(description="Hugging Face folder or hub name of the model")
     found: OptionalInputPath = Field(
         None,
-        description="folder from `mitigate` or `scale search` whose settings are taken; empty: those of "
-        "`mitigation_settings`",
+        description="folder from `mitigate` or `scale search` with the settings; empty: `mitigation_settings`",
     )
     mitigation: Annotated[str, AfterValidator(MITIGATIONS.require_name_if_any)] = Field(
         "", description="mitigation to apply; empty: the best in `found` that a model can have"

@@ -34,7 +34,7 @@ class CheckConfig(
     model: ModelName = Field(description=SWEPT_MODEL)
     policy: OptionalInputPath = Field(
         None,
-        description="file of the policy, of which the rules that need no base decide; empty: the options below",
+        description="file of the policy; only its rules that need no base count; empty: the options below",
     )
     n_examples: int = Field(300, ge=1, description="examples to make, where no file has any")
 

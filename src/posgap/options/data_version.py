@@ -33,7 +33,7 @@ class DataVersionConfig(StageConfig):
     )
     model: Place = Field("", description="base model: Hugging Face folder, s3:// URI or hub name; empty: none")
     recipe: str = Field("", description="digest of how models are made, from `preflight`; empty: any way")
-    name: RegisteredName = Field("posgap", description="registered model whose champion is compared with")
+    name: RegisteredName = Field("posgap", description="registered model; its champion is compared with")
     only_new: bool = Field(
         True,
         description="report `skip` if the champion was made from this data, base model and recipe; false: never skip",

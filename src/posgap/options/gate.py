@@ -47,7 +47,7 @@ class GateConfig(*GATE_RULES.bases(), GateThresholds, StageConfig):  # type: ign
         "empty: any",
     )
     candidates: Annotated[int, RARE] = Field(
-        1, ge=1, description="candidates that were made beside each other, of which any may pass: they share the error"
+        1, ge=1, description="candidates of one run that may each pass: they share the error"
     )
 
 

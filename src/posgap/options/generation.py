@@ -69,7 +69,7 @@ class BackendConfig(GenerationConfig):
 
     backend: Annotated[str, BACKENDS, AfterValidator(BACKENDS.require_name)] = Field(
         AUTO.name,
-        description=f"backend that generates, openai where there is an endpoint's address; {BACKENDS.help_text()}",
+        description=f"backend that generates; openai if you give an endpoint's address; {BACKENDS.help_text()}",
     )
 
     @model_validator(mode="before")

@@ -28,8 +28,8 @@ class PolicyConfig(Config):
     )
     keygen: OptionalReport = Field(
         None,
-        description="file to write a new private key to, which signs verdicts: its content belongs into "
-        "POSGAP_SIGNING_KEY where `posgap gate` runs, and the printed line into the policy",
+        description="file for a new private key that signs verdicts: put its content into POSGAP_SIGNING_KEY of `posgap "
+        "gate`, and the printed line into the policy",
     )
 
     @model_validator(mode="after")

@@ -24,8 +24,8 @@ class PromoteConfig(StageConfig):
     sweep: InputPath = Field(description="sweep of the candidate")
     examples: OptionalInputPath = Field(
         None,
-        description="examples that were swept, from which every response is scored again and some are asked again; "
-        "empty: those that the sweep names",
+        description="swept examples, to score every response again and to ask some again; empty: those that the sweep "
+        "names",
     )
     base: OptionalInputPath = Field(
         None,
@@ -40,14 +40,13 @@ class PromoteConfig(StageConfig):
     )
     gate_again: WorkPath = Field(
         None,
-        description="folder for a new verdict, by the same policy, where the champion has changed since `gate`; empty: "
-        "the model is refused then",
+        description="folder for a new verdict by the same policy if the champion has changed since `gate`; empty: refuse "
+        "the model then",
     )
     despite_rollback: str = Field(
         "",
         pattern=r"^[^\r\n]{0,300}$",
-        description="why this model may be the champion although it was rolled back before, in one line; empty: it may "
-        "not",
+        description="reason, in one line, to promote a model that was rolled back; empty: refuse it",
     )
     recipe: Annotated[str, NO_OPTION] = Field(
         "", description="digest of how the model was made, from `preflight`; empty: is not recorded"

@@ -70,7 +70,7 @@ class SweepConfig(
 
     model: ModelName = Field(description=SWEPT_MODEL)
     samples: Annotated[int, RARE] = Field(
-        1, ge=1, le=1000, description="responses to each prompt, whose mean score counts"
+        1, ge=1, le=1000, description="responses to each prompt; their mean score counts"
     )
     temperature: Annotated[float, RARE] = Field(0.0, ge=0, description="sampling temperature; 0: greedy")
     lengths: Lengths = Field(
@@ -174,7 +174,7 @@ class SweepVerbConfig(SweepConfig):
         "minutes allow",
     )
     requests: Annotated[WorkPath, RARE] = Field(
-        None, description="folder to write the requests to that a batch is to answer; then nothing is asked"
+        None, description="folder for the requests of a batch; the command then asks nothing"
     )
     batch_format: Annotated[Literal["openai", "anthropic", "jsonl"], RARE] = Field(
         "openai", description="format of `requests`: that of OpenAI's or Anthropic's batches, or plain lines"

@@ -17,7 +17,7 @@ class ValidateConfig(PromptConfig):
     examples_for: ClassVar[str] = "checked"
 
     exclude: OptionalInputPath = Field(
-        None, description="examples that must not be among these: the evaluation set, where these are for training"
+        None, description="examples that must not be among these, such as the evaluation set if these are for training"
     )
     limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
 

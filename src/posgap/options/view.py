@@ -19,7 +19,7 @@ class ViewConfig(Config):
     """
 
     folder: Annotated[Path, POSITIONAL] = Field(
-        Path("runs"), description="folder whose results are listed, or a registered model, models:/NAME"
+        Path("runs"), description="folder with results to list, or a registered model, models:/NAME"
     )
 
 

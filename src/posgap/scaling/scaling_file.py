@@ -95,10 +95,10 @@ class Scaling(Record):
     example_contents: list[str] = Field(description="which examples chose the factors")
     prompt_digest: str = Field(description="of wording, template and vocabulary")
     settings: dict = Field(description="every parameter of the search")
-    generated: GeneratedFitness | None = Field(None, description="where the search was by teacher forcing in 16 bits")
+    generated: GeneratedFitness | None = Field(None, description="if the search used teacher forcing in 16 bits")
     forced: ForcingCheck | None = Field(
         None,
-        description="where it began by teacher forcing: how far that agrees with generation",
+        description="if it began by teacher forcing: how far that agrees with generation",
     )
     search_gain: float | None = Field(None, description="gain on the examples that chose the factors: too high")
     gain: float | None = Field(None, description="gain on the held-out examples")
@@ -111,7 +111,7 @@ class Scaling(Record):
     def gain_in_words(self) -> str:
         """The gain of the factors, in words."""
         if set(self.factors) == {1.0}:
-            return "nothing: all are 1, since none that were tried did better than the model as it is"
+            return "nothing: all factors are 1, since no candidate was better than the unmodified model"
         own = f"{self.search_gain:+.1f} in fitness on the {len(self.example_contents)} examples that chose them"
         if self.gain is None or self.gain_ci95 is None or self.holdout is None:
             return f"{own}, which is too high; none were kept aside to say by how much"

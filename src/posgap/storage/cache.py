@@ -152,7 +152,7 @@ class Snapshot(Source):
         absent = set(manifest.get("files", ()) if "identity" in manifest else ()) - self.sizes().keys()
         if absent:
             raise Unreadable(
-                f"{self.location}: its manifest names {min(absent)}, which S3 does not list; try again, or make it anew"
+                f"{self.location}: its manifest names {min(absent)}, but S3 does not list it; try again, or make the output again"
             )
 
 

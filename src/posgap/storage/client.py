@@ -28,7 +28,7 @@ _REFUSALS = {
     "InvalidAccessKeyId": f"S3 does not know this access key; {_CREDENTIALS}",
     "SignatureDoesNotMatch": f"the secret key is wrong; {_CREDENTIALS}",
     "ExpiredToken": "the credentials have expired; get new ones",
-    "BadDigest": "checksum mismatch: what arrived is not what was sent; try again",
+    "BadDigest": "checksum mismatch in transfer; try again",
     "PreconditionFailed": "it was changed while it was read; run the same command again",
     "412": "it was changed while it was read; run the same command again",
 }

@@ -104,7 +104,7 @@ def source(location: Location, may_be_any_name: bool = False) -> Source:
     if path.is_file():
         return OnDisk(path)
     if path.exists():
-        raise Unreadable(f"{location}: is neither a file nor a folder of its own; write what is to be read to a file")
+        raise Unreadable(f"{location}: is neither a file nor a folder; write its content to a file first")
     if isinstance(location, str):
         if not (may_be_any_name or is_hub_name(location)):
             raise NotFound(f"{location}: no such folder, and no name of a model on the hub")

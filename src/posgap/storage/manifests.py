@@ -41,7 +41,7 @@ def why_not_ours(names: Collection[str], manifest: Mapping[str, Any], stage: str
     if not names:
         return ""
     if {"stage", "identity", "versions"} <= manifest.keys() and "files" not in manifest:
-        return "an older posgap made it, whose manifest lists no files"
+        return "an older posgap made it, and its manifest lists no files"
     if not {"stage", "identity", "files"} <= manifest.keys():
         return f"it holds what posgap did not write ({min(names)})"
     if manifest["stage"] != stage:

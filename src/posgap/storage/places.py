@@ -76,7 +76,7 @@ def _on_this_disk(out: Path, config: Writing) -> str:
         if _within(Path(given), at):
             return f"it contains `{field}` ({given})"
         if kind is Role.INPUT and _within(at, Path(given)):
-            return f"it lies in `{field}` ({given}), whose content it would change"
+            return f"it lies in `{field}` ({given}), and would change its content"
     return ""
 
 
@@ -88,7 +88,7 @@ def _in_s3(out: str, config: Writing) -> str:
         if place.startswith(f"{out}/"):
             return f"it contains `{field}` ({given})"
         if kind is Role.INPUT and out.startswith(f"{place}/"):
-            return f"it lies in `{field}` ({given}), whose content it would change"
+            return f"it lies in `{field}` ({given}), and would change its content"
     return ""
 
 

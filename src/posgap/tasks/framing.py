@@ -82,7 +82,7 @@ class ChatTemplate:
         asked = self._with_system()
         empty = self("")
         if asked == empty:
-            raise PosgapError("the chat template: it leaves out what is asked")
+            raise PosgapError("the chat template leaves the question out; give another --template")
         # What both end in, since a template may rewrite the text.
         self.ending = asked[len(asked) - common_beginning(asked[::-1], empty[::-1]) :]
 

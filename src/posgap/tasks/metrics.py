@@ -324,10 +324,10 @@ METRICS: Registry[Metric] = Registry(
         "answer",
         stop=("\n",),
     ),
-    Metric("contains_any", "the response contains an answer as it is written", contains_any, "answer"),
+    Metric("contains_any", "the response contains an answer as written", contains_any, "answer"),
     Metric(
         "sole_answer",
-        "the response names an answer as it is written, and no other candidate of the prompt",
+        "the response names an answer as written, and no other candidate of the prompt",
         sole_answer,
         "end",
     ),

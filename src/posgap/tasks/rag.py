@@ -44,7 +44,7 @@ def place_best(example: AnyExample, placement: Placement, shuffle: int = 0, alon
 def as_retrieved(example: AnyExample, n_docs: int, alone: bool = False) -> list[Document]:
     """The documents of a prompt in the retriever's own order. Raises `PosgapError` for an example without ranks."""
     if not isinstance(example, RankedExample):
-        raise PosgapError(f"example {example.id}: was not retrieved by anybody, so it has no order of its own")
+        raise PosgapError(f"example {example.id}: has no retriever's order; give a retrieval log")
     return [passage.document for passage in prompt_passages(example, n_docs, alone)]
 
 
@@ -94,7 +94,7 @@ RAG = replace(
 RAG_ONE = replace(
     RAG,
     name="rag-one",
-    help="the same, only the best-ranked relevant passage moved, the others where the retriever put them",
+    help="the same, but only the best-ranked relevant passage moves; the others stay as the retriever ranked them",
     slots=Slots(place_best, of_any_number=True, as_given=as_retrieved),
 )
 RAG_ALONE = replace(

@@ -19,7 +19,7 @@ class Response(Record):
     """A response to one example at an advantageous placement."""
 
     id: str = Field(description="of the example")
-    content: str = Field(description="of the example, by which it is found again")
+    content: str = Field(description="content of the example")
     placement: list[int] = Field(description="where it was answered")
     n_docs: int = Field(description="documents in the prompt")
     response: str = Field(description="the text")

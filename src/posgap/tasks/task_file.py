@@ -122,7 +122,7 @@ def as_definition(value: object, where: str) -> str:
     """The definition, as JSON, that a YAML or JSON value is. Raises `PosgapError`, which names the place, where it is
     none."""
     if not isinstance(value, dict):
-        raise PosgapError(f"{where}: holds no task; write lines like `name: tickets` (docs/extending.md)")
+        raise PosgapError(f"{where}: has no task; write lines like `name: tickets` (docs/extending.md)")
     known = [*TaskDefinition.model_fields]
     unknown = [str(name) for name in value if name not in known]
     if unknown:

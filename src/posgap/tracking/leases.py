@@ -108,9 +108,7 @@ class Lease:
         """Waits until no unanswered request can still take effect."""
         seconds = self.quiet_at - now()
         if seconds > 0:
-            log.info(
-                "%s: MLflow left a request unanswered: waiting for %.0f s, in which it may do it", self.name, seconds
-            )
+            log.info("%s: MLflow did not answer a request and may still execute it: waiting %.0f s", self.name, seconds)
             time.sleep(seconds)
 
     def acquire(self) -> None:

@@ -137,7 +137,7 @@ def _best(found: list[MitigationOutcome], name: str, where: str, certain: bool) 
         return named[0]
     of_models = [each for each in found if each.measured and MITIGATIONS[each.name].of_model]
     if not of_models:
-        raise PosgapError(f"{where}: no mitigation that a model can have was measured; name the `mitigation` to apply")
+        raise PosgapError(f"{where}: it measured no mitigation of models; name the `mitigation` to apply")
     if certain:
         of_models = [each for each in of_models if each.helps]
     if not of_models:

@@ -154,5 +154,5 @@ def _asked_anew(config: CheckConfig) -> Iterator[None]:
     try:
         yield
     except (PosgapError, KeyboardInterrupt) as stop:
-        stop.add_note("with --force, or where CI is set, a check asks everything again; without both it goes on")
+        stop.add_note("with --force, or if CI is set, a check starts again; without both it resumes")
         raise

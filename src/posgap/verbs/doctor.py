@@ -123,7 +123,7 @@ def _bfloat16() -> Finding:
     if flag:
         seen = f"the processor computes it ({flag}): models of {MIN_PARAMETERS // 10**6} million parameters or more "
         return Finding("bfloat16", "yes", f"{seen}generate in it where no GPU does")
-    return Finding("bfloat16", "no", "the processor does not compute it: models generate in float32 where no GPU does")
+    return Finding("bfloat16", "no", "this processor does not compute it: without a GPU models generate in float32")
 
 
 def _within_bounds(package: str) -> Finding:
@@ -135,7 +135,7 @@ def _within_bounds(package: str) -> Finding:
             package, "no", "not installed: endpoints are measured, models here are not", how_to_install(package)
         )
     if not bounds.contains(installed, prereleases=True):
-        mend = f"where something fails, pip install '{package}{bounds}'"
+        mend = f"if something fails, pip install '{package}{bounds}'"
         return Finding(package, "untested", f"{installed}, with which posgap was not tried", mend)
     return Finding(package, "yes", installed)
 

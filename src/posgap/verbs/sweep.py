@@ -294,4 +294,4 @@ def _require_same_endpoint(config: SweepConfig) -> None:
             "--force sweeps again"
         ) from None
     except PosgapError as error:
-        log.warning("%s; so nobody can tell whether it is still the model of the sweep in %s", error, config.out)
+        log.warning("%s; unknown whether it is still the model of the sweep in %s", error, config.out)

@@ -143,7 +143,7 @@ def group_by_question(found: list[Row]) -> list[Group]:
         groups.setdefault((s.task, s.n_docs, read, s.n_examples, s.examples_digest) if s else (), []).append(row)
     named = []
     for key, of in sorted(groups.items(), key=lambda item: (not item[0], item[0])):
-        title = f"Task {key[0]}, n = {key[3]:,}, {key[2]}" if key else "Without a sweep below this folder"
+        title = f"Task {key[0]}, {key[3]:,} examples, {key[2]}" if key else "Without a sweep below this folder"
         named.append(Group(title, sorted(map(partial(_tell_apart, of), of), key=lambda row: -row.gap)))
     return named
 

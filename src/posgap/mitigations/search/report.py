@@ -241,7 +241,7 @@ class MitigateResult(Record):
     @property
     def title(self) -> str:
         """The heading of the page."""
-        return f"Mitigations of {Path(self.model).name}: task {self.task}, n = {self.examples['held_out']:,}"
+        return f"Mitigations of {Path(self.model).name}: task {self.task}, {self.examples['held_out']:,} questions"
 
     @property
     def reference(self) -> str:
