@@ -130,7 +130,7 @@ def test_an_endpoint_is_swept_by_its_address(rows):
     with served(Endpoint(lambda text: "0")) as endpoint:
         there = posgap.sweep(endpoint.url, rows, name="served", **OPTIONS)
     assert there.figures.model == "served" and set(there.frame["response"]) == {"0"}
-    with pytest.raises(PosgapError, match="cannot be asked which model it serves"):
+    with pytest.raises(PosgapError, match="does not say which model it serves"):
         posgap.sweep("http://localhost:1/v1", rows)
 
 
@@ -178,7 +178,7 @@ def test_bad_rows_get_one_line(rows, complaint):
     ("options", "complaint"),
     [
         ({"tokenizer": None}, "needs its tokenizer"),
-        ({"backend": "vllm"}, "asked by transformers alone"),
+        ({"backend": "vllm"}, "only transformers"),
         ({"depth": 3}, "posgap.sweep: .*depth"),
         ({"out": "x"}, "out is no option here"),
         ({"modle": 3}, r"^posgap.sweep: no option is called modle; did you mean model\?$"),

@@ -130,7 +130,7 @@ def test_an_endpoint_that_dies_leaves_no_old_verdict(tmp_path, monkeypatch, caps
         # A prompt that fails while others are still answered is tried once more.
         assert re.search(r"gave up after [12] tries: 503", shown)
         assert not (tmp_path / "out" / "check.json").exists()
-        assert "a check asks everything again; without both it goes on" in shown.splitlines()[-1]
+        assert "a check starts again; without both it resumes" in shown.splitlines()[-1]
         endpoint.misbehave, asked = (lambda prompt, times: None), len(endpoint.bodies)
         monkeypatch.setenv("CI", "")
         assert check(endpoint, tmp_path / "out") == 2, "what was swept at another address is not replaced"

@@ -57,7 +57,7 @@ def test_positions_are_those_of_the_passages_that_a_function_gets():
     assert result.figures.served.models == (f"python:{__name__}:read_ends",)
     assert result.figures.served.fingerprints == ("3",) and result.figures.asked.decoding == "application's own"
     assert "asked twice, 8 of 8 answers are the same" in result.figures.served.notes
-    assert "What answered is an application" in str(result)
+    assert "An application answered" in str(result)
 
 
 def test_a_function_gets_the_prompt_or_the_messages_and_may_be_async():
@@ -246,7 +246,7 @@ def test_an_application_is_typed_and_comes_from_no_file_and_no_cluster(tmp_path,
     with pytest.raises(SystemExit) as ended:
         main(["sweep", "--config", str(tmp_path / "options.yaml"), "--out", str(tmp_path / "out")])
     assert ended.value.code == 2 and "a function, which you type yourself" in capfd.readouterr().err
-    with pytest.raises(PosgapError, match="not on a cluster"):
+    with pytest.raises(PosgapError, match="cluster cannot call a function"):
         to_config(SweepConfig, {"model": "python:os:system", "examples": "e", "out": "o"})
 
 

@@ -216,7 +216,7 @@ def test_unknown_and_double_ids_are_refused(run):
 def test_what_cannot_be_a_batch_is_refused(run, tmp_path):
     Path("full").mkdir()
     Path("full", "a").touch()
-    assert "is there already" in run("--requests", "full")[1]
+    assert "is already" in run("--requests", "full")[1]
     assert "answers itself" in run("--requests", "new", "--backend", "transformers")[1]
     assert "no such file" in run("--answers", "nothing.jsonl")[1]
 

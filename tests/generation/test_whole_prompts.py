@@ -49,7 +49,7 @@ def ask(shown, usage: bool, added: int = 300, ids=lambda text: "short", longer: 
 @pytest.mark.parametrize("usage", [True, False])
 @pytest.mark.parametrize("shown", [keep_the_end, drop_the_middle])
 def test_cut_prompts_give_no_figures(shown, usage):
-    with pytest.raises(PosgapError, match=r"it cuts prompts.*give it a larger context \(Ollama: OLLAMA_CONTEXT"):
+    with pytest.raises(PosgapError, match=r"it truncates prompts.*give it a larger context \(Ollama: OLLAMA_CONTEXT"):
         ask(shown, usage)
 
 
@@ -70,7 +70,7 @@ def test_a_prompt_that_is_cut_by_little_is_told_by_its_halves():
 
 def test_a_model_that_finds_no_marker_at_all_is_only_warned_of(caplog):
     assert ask(lambda text: "", usage=False, longer=1)[0] == ["none"] * 3
-    assert caplog.text.count("nobody knows if it cuts prompts") == 1
+    assert caplog.text.count("unknown whether it truncates prompts") == 1
 
 
 def test_a_stored_answer_is_told_by_its_id(caplog):

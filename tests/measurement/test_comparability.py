@@ -58,7 +58,7 @@ def test_everything_that_is_asked_is_compared_and_only_what_may_be_meant_is_allo
     assert list_differences(other.sweep, swept.sweep) == list_differences(swept.sweep, other.sweep) == [name]
     with pytest.raises(PosgapError) as refused:
         align_comparable(other, swept, OTHERWISE.keys() - {name})
-    assert ("where the difference is meant, allow it: --allow" in str(refused.value)) == (name in ALLOWABLE)
+    assert ("if you intend the difference, give --allow" in str(refused.value)) == (name in ALLOWABLE)
     ordered, allowed = align_comparable(other, swept, [name])
     assert allowed == [name] and ordered.path == other.path
 
@@ -78,7 +78,7 @@ def test_the_refusal_says_what_each_sweep_was_asked_and_how_to_mean_it(swept):
         align_comparable(other, swept, ["template"])
     assert str(refused.value) == (
         f"{other.path} and {swept.path}: not asked alike: question (before, not after), shuffle (3, not 0); sweep both "
-        "models in one way, or, where the difference is meant, allow it: --allow template,question,shuffle"
+        "models in one way, or, if you intend the difference, give --allow template,question,shuffle"
     )
     of_asking = [name for name in ALLOWABLE if name not in (ANCHOR, BASE, TRIAL, REFERENCE_TRIAL, DISTRACTORS)]
     with pytest.raises(PosgapError, match=f": --allow {','.join(of_asking)}$"):

@@ -78,7 +78,7 @@ def test_a_server_elsewhere_may_call_its_models_as_it_likes(tmp_path):
 def test_what_has_no_end_is_refused_as_an_input(place, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for location in (str(tmp_path / place), tmp_path / place):
-        with pytest.raises(PosgapError, match="is neither a file nor a folder of its own"):
+        with pytest.raises(PosgapError, match="is neither a file nor a folder"):
             source(location)
 
 

@@ -57,7 +57,7 @@ def test_a_manifest_that_is_none_says_nothing(tmp_path):
         (
             ["a"],
             {name: OWN[name] for name in ("stage", "identity", "versions")},
-            "an older posgap made it, whose manifest lists no files",
+            "an older posgap made it, and its manifest lists no files",
         ),
     ],
 )

@@ -61,8 +61,8 @@ def require_triable(sweep: Sweep, model: Path, policy: Policy) -> None:
     hindrance = "" if TRIAL in policy.allow else why_not_tried(sweep, model)
     if hindrance:
         raise PosgapError(
-            f"{model}: cannot ask the model prompts of its sweep again: {hindrance}; promote where "
-            "that can, or set `allow: [trial]` in the policy"
+            f"{model}: cannot ask the model prompts of its sweep again: {hindrance}; promote on a "
+            "machine that can, or set `allow: [trial]` in the policy"
         )
 
 

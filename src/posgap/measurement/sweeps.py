@@ -165,7 +165,9 @@ class Sweep(Record):
     settings: dict = Field(description="every parameter of the sweep")
     served: EndpointIdentity | None = Field(None, description="what an endpoint said of itself")
     pace: EndpointPace | None = Field(None, description="how fast an endpoint answered; None for parts that are merged")
-    spent: TokenTotals | None = Field(None, description="prompts, tokens and seconds")
+    spent: TokenTotals | None = Field(
+        None, description="prompts, tokens and seconds; counts a prompt that placements share for each"
+    )
     filled: FillRecord | None = Field(None, description="of a sweep at a length: length, tokens, depths, filler")
     mitigation: AppliedMitigation | None = Field(None, description="by which mitigation of prompts the model was asked")
     definition: str = Field("", description="the task, where it came from a file")

@@ -28,8 +28,8 @@ class PolicyConfig(Config):
     )
     keygen: OptionalReport = Field(
         None,
-        description="file for a new private key that signs verdicts: put its content into POSGAP_SIGNING_KEY of `posgap "
-        "gate`, and the printed line into the policy",
+        description="file for a new private key that signs verdicts: put its content into POSGAP_SIGNING_KEY of "
+        "`posgap gate`, and the printed line into the policy",
     )
 
     @model_validator(mode="after")

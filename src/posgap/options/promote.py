@@ -40,8 +40,8 @@ class PromoteConfig(StageConfig):
     )
     gate_again: WorkPath = Field(
         None,
-        description="folder for a new verdict by the same policy if the champion has changed since `gate`; empty: refuse "
-        "the model then",
+        description="folder for a new verdict by the same policy if the champion has changed since `gate`; empty: "
+        "refuse the model then",
     )
     despite_rollback: str = Field(
         "",

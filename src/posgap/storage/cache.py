@@ -152,7 +152,8 @@ class Snapshot(Source):
         absent = set(manifest.get("files", ()) if "identity" in manifest else ()) - self.sizes().keys()
         if absent:
             raise Unreadable(
-                f"{self.location}: its manifest names {min(absent)}, but S3 does not list it; try again, or make the output again"
+                f"{self.location}: its manifest names {min(absent)}, but S3 does not list it; try "
+                "again, or make the output again"
             )
 
 

@@ -142,7 +142,7 @@ def _best(found: list[MitigationOutcome], name: str, where: str, certain: bool) 
         of_models = [each for each in of_models if each.helps]
     if not of_models:
         raise PosgapError(
-            f"{where}: no mitigation that a model can have is for certain better than the model as it is; "
+            f"{where}: no mitigation of models is certainly better than the unmodified model; "
             "name the `mitigation` to apply, or take the best that was measured with --no-certain"
         )
     return max(of_models, key=lambda each: each.measured.difference.mean if each.measured else 0.0)
