@@ -1,50 +1,91 @@
 """Takes the pictures in docs/ of pages that posgap made, in a headless Chromium.
 
-    python benchmarks/screenshots.py [runs/demo] [--look runs/smollm2]
+    python benchmarks/screenshots.py [runs/demo] [--transcripts build/transcripts]
 
-Of the demo, sweep-examples.png is the map of the base's examples, and comparison-examples.png both models side by
-side, and their difference. Of a first look, `posgap sweep MODEL`, sweep-report.png is the page.
+Of the demo, sweep-report.png and sweep-examples.png are the page of the base, comparison-examples.png both models side
+by side, and mlflow-version.png the champion in MLflow. gate-refused.png is a verdict of the run of docs/gate.md's
+commands (`transcripts.py`), rag-mitigate.png a comparison on a made log (`RAG_APP`).
 """
 
 import argparse
+import json
+import random
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from report import ROOT
 
 sys.path.append(str(ROOT / "tests" / "helpers"))
 from chromium import Page, browser, program
+from mlflow_server import serving
 
 WIDTH = 1240
+RAG_APP = """def answer(question, passages):
+    \"\"\"Reads the first and the last passage alone.\"\"\"
+    name = question.split()[-1].strip("?")
+    return next((p.text for p in (passages[0], passages[-1]) if name in p.text), "unknown")
+"""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("demo", nargs="?", type=Path, default=ROOT / "runs" / "demo")
-    parser.add_argument("--look", type=Path, help="folder of a first look; the demo's pictures are then left")
+    parser.add_argument("--transcripts", type=Path, default=ROOT / "build" / "transcripts")
     options = parser.parse_args()
     if not program():
         raise SystemExit("no Chromium on PATH")
-    with browser() as page:
-        if options.look:
-            picture(page, "sweep-report", options.look.resolve() / "sweep.html", "result", 900)
-        else:
-            demo_pictures(page, options.demo.resolve())
+    with browser() as page, tempfile.TemporaryDirectory() as folder:
+        demo_pictures(page, options.demo.resolve())
+        mlflow_picture(page, options.demo.resolve(), Path(folder))
+        picture(page, "gate-refused", options.transcripts.resolve() / "run/refused/gate.html", "verdict", 1010)
+        picture(page, "rag-mitigate", compare_on_a_log(Path(folder)), "change", 1010)
 
 
 def demo_pictures(page: Page, demo: Path) -> None:
+    """Takes the pages of the demo's base, and of the comparison with it."""
     runs = "seed-*/pipeline/*"
     base = _newest(demo, f"{runs}/merge/out/sweep.html")
     compared = _newest(demo, f"{runs}/*/compare-*/out/comparison.html")
+    picture(page, "sweep-report", base, "result", 900)
     picture(page, "sweep-examples", base, "examples", 900)
     picture(page, "comparison-examples", compared, "examples", 900)
+
+
+def mlflow_picture(page: Page, demo: Path, folder: Path) -> None:
+    """Takes the page of the demo's champion in MLflow."""
+    with serving(folder, str(demo / "mlartifacts"), demo / "mlflow.db") as (address, _):
+        page.open(f"{address}/#/models/posgap-demo/versions/1", 1140, 1250)
+        page.wait("document.body.innerText.includes('Position gap') && document.querySelectorAll('img').length > 0")
+        page.js("new Promise((done) => setTimeout(done, 3000))")
+        page.screenshot(ROOT / "docs" / "mlflow-version.png")
+
+
+def compare_on_a_log(folder: Path) -> Path:
+    """Compares mitigations of `RAG_APP` on a made retrieval log, and returns the page."""
+    draw = random.Random(0)
+    rows = []
+    for number in range(200):
+        names = [f"N{number}x{other}" for other in range(8)]
+        passages = [f"{name} lives in house {draw.randrange(100, 1000)}." for name in names]
+        rank = min(int(draw.expovariate(0.6)), 7)
+        passages.insert(rank, passages.pop(0))
+        answer = passages[rank].split()[-1].strip(".")
+        rows.append({"question": f"In which house lives {names[0]}?", "answers": [answer], "contexts": passages})
+    (folder / "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    (folder / "edges.py").write_text(RAG_APP, encoding="utf-8")
+    command = [str(Path(sys.executable).with_name("posgap")), "mitigate", "--model", "python:edges:answer"]
+    command += ["--task", "rag", "--examples", "log.jsonl", "--n-docs", "8", "--budget", "5m", "--out", "mitigate"]
+    subprocess.run(command, cwd=folder, check=True)
+    return folder / "mitigate" / "mitigate.html"
 
 
 def picture(page: Page, name: str, file: Path, tab: str, height: int) -> None:
     """Takes a tab of a page, so many pixels high, as `docs/NAME.png`."""
     page.open("about:blank#")
     page.open(f"{file.as_uri()}#{tab}", WIDTH, height)
-    page.wait("document.getElementById('explorer').dataset.ready === 'yes'")
+    page.wait("!document.getElementById('explorer') || document.getElementById('explorer').dataset.ready === 'yes'")
     page.screenshot(ROOT / "docs" / f"{name}.png")
 
 

@@ -63,8 +63,8 @@ def main() -> None:
                 for name, text in FILE.findall(page.read_text(encoding="utf-8")):
                     (work / name).write_text(text, encoding="utf-8")
         if arguments.demo:
-            work = workspace(arguments.demo, Path(folder) / "work")
-            environment["POSGAP_CACHE"] = folder
+            work = workspace(arguments.demo, ROOT / "build" / "transcripts")
+            environment |= {"POSGAP_CACHE": folder, "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db"}
         environment["PATH"] = f"{programs}:{os.defpath}"
         leave = ("~/", "http://", "s3://", "...") if work != ROOT else ()
         is_stale = False
@@ -72,7 +72,7 @@ def main() -> None:
             before = page.read_text(encoding="utf-8")
             text, missing = again(before, work, environment, arguments.only, leave)
             if not arguments.write:
-                missing += [line for line in difflib.unified_diff(form(before), form(text), n=0) if line[0] in "+-"]
+                missing += [line for line in difflib.ndiff(form(before), form(text)) if line[0] in "+-"]
             for line in missing:
                 print(f"{page.name}: differs: {line}", file=sys.stderr)
             is_stale = is_stale or bool(missing)
@@ -86,8 +86,9 @@ def main() -> None:
 
 
 def workspace(demo: Path, work: Path) -> Path:
-    """Copies the demo's model and examples into a new folder under the names that pages use."""
-    work.mkdir()
+    """Copies the demo's model and examples into a new folder, which `screenshots.py` reads, by the names of pages."""
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
     (seed,) = demo.glob("seed-0-*")
     shutil.copytree(seed / "model", work / "small")
     for name in ("train", "eval"):

@@ -24,9 +24,15 @@ results: $(VENV)/.installed-test  ## every figure of docs/results.md, by the com
 benchmarks: $(VENV)/.installed-test  ## every script of benchmarks/ with --quick, whose sides compute the same: ten minutes
 	OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/results.py --quick
 
-screenshots: $(VENV)/.installed-test  ## the pictures in docs/ of the demo's pages, by a headless Chromium
+# Without WRITE=--write, the pages must say what is printed, but for figures. The pictures need a Chromium on PATH.
+demo_model = runs/demo/seed-0-*/model
+transcripts: $(VENV)/.installed-test  ## what guides print, by running their commands, and the pictures; fails where pages differ (WRITE)
 	test -f runs/demo/curves.html || $(MAKE) demo
-	$(VENV)/bin/python benchmarks/screenshots.py
+	rm -rf build/dist
+	$(VENV)/bin/python -m build --quiet --wheel --outdir build/dist .
+	$(VENV)/bin/python benchmarks/transcripts.py first-look first-log first-gate --wheel build/dist/*.whl --model $(demo_model) $(WRITE)
+	$(VENV)/bin/python benchmarks/transcripts.py distillation gate registry --demo runs/demo $(WRITE)
+	! command -v chromium || $(VENV)/bin/python benchmarks/screenshots.py
 
 smoke: $(VENV)/.installed  ## every step of the demo on next to no data, in a minute or two
 	$(VENV)/bin/posgap demo --smoke --out runs/smoke

@@ -285,7 +285,7 @@ def _named(model: "str | Path | PreTrainedModel | Application", options: dict[st
 
 
 def _parts(model: Any, tokenizer: Any) -> tuple[Any, Any]:
-    """Model and tokenizer, those of a pipeline too; `PosgapError` where they are none that can be asked."""
+    """Returns model and tokenizer, also of a pipeline. Raises `PosgapError` if they cannot be asked."""
     if isinstance(model, str | Path):
         return model, tokenizer
     if callable(model) and not any(hasattr(model, name) for name in ("generate", "tokenizer", "state_dict")):

@@ -169,7 +169,7 @@ def _in_list(row: Any, field: str, columns: Iterable[str]) -> Any:
 
 
 def _index_of(name: int | str, items: int) -> int | None:
-    """The index of the one of so many items that an index from 0, or a letter, names; None where it names none."""
+    """Returns the index that a number from 0 or a letter names; None if it names none of the items."""
     index = name if isinstance(name, int) else dict(zip(LETTERS, count())).get(name.strip().upper(), -1)
     return index if 0 <= index < items else None
 

@@ -50,7 +50,7 @@ class ImportReport:
         return lines
 
     def log_summary(self, name: str) -> None:
-        """Logs what the log that `name` names was taken for, and all counts; warns of what it left open."""
+        """Logs how the file `name` was read, with all counts, and warns of what it leaves open."""
         out = self.left_out.total()
         kept = self.relevance.total()
         for line in (*self.taken_for, *self.summary_lines()):

@@ -55,8 +55,7 @@ def advantageous_positions(pairs: Sequence[Pair]) -> list[Positions]:
 
 
 def teacher_prompts(pairs: Sequence[Pair], some: Sequence[int] | None = None) -> list["TrainingPrompt"]:
-    """The row of each pair's prompt, or that of `some` by index, at the placement where its response was sampled: the
-    teacher's prompts."""
+    """Returns the row of each pair's prompt, or of the pairs `some`, at the placement of its sampled response."""
     indices = range(len(pairs)) if some is None else some
     return [TrainingPrompt(index, pairs[index].response.at.positions) for index in indices]
 

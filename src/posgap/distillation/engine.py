@@ -182,7 +182,7 @@ class Step:
             self.is_known[row] = True
 
     def reweigh(self, objective: Objective) -> Tensor | float:
-        """Weighs all rows whose losses are known; returns the factor by which those in the gradient now weigh more."""
+        """Weighs all rows with known losses; returns the factor for the rows that are already in the gradient."""
         before = self.weights
         self.weights = objective.weights(self.rows, self.losses, self.is_known)
         if not self.in_gradient:

@@ -104,7 +104,7 @@ class Gradient:
         return norm
 
     def clear(self) -> None:
-        """Forgets what has been accumulated."""
+        """Forgets all accumulated gradients."""
         self.optimizer.zero_grad()
         self.factor = 1.0
 

@@ -129,6 +129,6 @@ def method_in(manifest: Manifest) -> str:
 
 
 def label_of(model: str | Path, mitigation: str) -> str:
-    """The name of what is swept in plots and tables, where nobody gives one: the method that made the model, or the
-    model's own name, and the mitigation by which it is asked."""
+    """Returns the default name in plots and tables: the method that made the model, or its own name, and the
+    mitigation."""
     return ", ".join(filter(None, (method_of(model) or last_name(model), mitigation)))

@@ -51,7 +51,7 @@ class Objective:
         raise NotImplementedError
 
     def summarize_weights(self, history: Sequence[Mapping[str, float]]) -> str:
-        """A line on what the weights of a run's steps were; empty where there is nothing to say."""
+        """Returns a line on the weights of a run's steps; empty if there is nothing to say."""
         return ""
 
 

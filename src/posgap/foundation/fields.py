@@ -98,7 +98,7 @@ def from_json(value: Any) -> Any:
 
 
 def parse_settings(text: str) -> dict[str, Any]:
-    """The values by name of a YAML text, of which JSON is a kind. `ValueError` where it holds anything else."""
+    """Parses YAML or JSON into values by name. Raises `ValueError` if it holds anything else."""
     from posgap.foundation import yaml_text  # late: few verbs need yaml
 
     try:

@@ -105,7 +105,7 @@ def flush(path: Path, deep: bool = True) -> None:
 
 
 def workspace(out: Path) -> Path:
-    """Returns the hidden folder beside `out` for unfinished work: what is being made, and what a killed run left."""
+    """Returns the hidden folder beside `out` for unfinished work and for leftovers of a killed run."""
     return out.with_name(f"{HOME_PREFIX}{out.name}")
 
 

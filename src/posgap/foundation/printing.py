@@ -232,7 +232,7 @@ def result_alone() -> Iterator[None]:
 
 
 def write_json(otherwise: Any = None) -> None:
-    """Prints the result as JSON where it is asked for, or `otherwise` where there is none."""
+    """Prints the result as JSON if that is asked for; `otherwise` if there is none."""
     result = otherwise if _command.result is None else _command.result
     if _command.as_json and result is not None:
         click.echo(json.dumps(result))

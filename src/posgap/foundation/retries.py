@@ -49,7 +49,7 @@ class RetryPolicy:
         return sum(min(self.first_wait * 2.0**number, self.longest_wait) for number in range(int(self.tries) - 1)) / 2
 
     def seconds_to_wait(self, failures: float, requested: float = 0.0) -> float:
-        """Seconds to wait after so many failures in a row, where the server requested `requested` seconds."""
+        """Returns the seconds to wait after consecutive failures; `requested` are those that the server asked for."""
         if requested > 0:
             return min(self.longest_wait, requested)
         grown = self.first_wait * 2.0 ** min(failures - 1, 60)

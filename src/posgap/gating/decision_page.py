@@ -29,8 +29,8 @@ def explored_roles(judged: Mapping[str, Path | None]) -> PageExamples:
 
 
 def decision_page(verdict: Verdict, sweeps: Mapping[str, Sweep], explored: PageExamples | None = None) -> str:
-    """The page as text; it needs nothing beside itself. `sweeps` has those of `candidate`, and of `base` and `champion`
-    where there are any; `explored` is what the page holds of their examples."""
+    """Returns the page as text, self-contained. `sweeps` has those of `candidate` and, if there are any, of `base` and
+    `champion`; `explored` is the page's part of their examples."""
     candidate = sweeps["candidate"]
     shown = list(sweeps.values())
     if len(sweeps) > 1:

@@ -61,7 +61,7 @@ def judged_files(folder: Path) -> list[str]:
 
 
 def anchor_beside(champion: Path | None) -> Path | None:
-    """The sweep of the best champion so far, which lies in that of today's champion where it is another one."""
+    """Returns the sweep of the best champion so far, which lies in that of today's champion if they differ."""
     folder = folder_of(champion) / ANCHOR if champion else None
     return folder if folder and (folder / SWEEP_FILE).is_file() else None
 
@@ -180,7 +180,7 @@ def unanswered_references(inputs: GateInputs, policy: Policy) -> list[str]:
 
 
 def unknown_copies(candidate: Evidence, policy: Policy) -> list[str]:
-    """Why nobody can tell whether the candidate's answers are copies of the prompt, where a policy asks for that."""
+    """Returns why the candidate's copies are unknown although a policy limits them; empty if they are known."""
     if policy.max_unclean == 100 or all(counts.is_known for counts in candidate.outcomes.by_placement):
         return []
     return [

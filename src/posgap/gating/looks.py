@@ -53,7 +53,7 @@ def is_counted(sweep: Sweep) -> bool:
 
 
 def _question(sweep: Sweep) -> str:
-    """Digest of what was asked, of which examples: all that makes other answers likely."""
+    """Returns a digest of prompts and examples: of everything that makes other answers likely."""
     asked = sweep.asked.model_dump(mode="json")
     return digest_of([sweep.examples_digest, sweep.task, sweep.metric, sweep.n_docs, sweep.placements, asked])
 

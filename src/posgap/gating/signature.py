@@ -18,7 +18,7 @@ SUFFIX = ".sig"
 
 
 def signing_key() -> Ed25519PrivateKey | None:
-    """The private key of the environment; None where there is none. `PosgapError` where it is not a key."""
+    """Returns the private key of the environment, or None. Raises `PosgapError` if it is no key."""
     text = os.environ.get(VARIABLE, "").strip()
     if not text:
         return None
@@ -44,8 +44,7 @@ def signature_file(file: Path) -> Path:
 
 
 def require_signed(file: Path, signed_by: str, who: str) -> None:
-    """`PosgapError` where the file's signature is missing, or is not that of this public key on these bytes. `who`
-    asks for it."""
+    """Raises `PosgapError` if the file's signature is missing or not by this public key. `who` asks for it."""
     beside = signature_file(file)
     if not beside.is_file():
         raise PosgapError(f"{file}: not signed, and {who} asks for a verdict signed by {signed_by}; gate again with it")

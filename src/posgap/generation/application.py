@@ -342,7 +342,7 @@ class ApplicationGenerator:
         return completion._replace(text=text, cut=completion.cut and text == completion.text, usage=usage)
 
     def _try(self, prompt: Prompt, tries: int = 0) -> tuple[dict[str, Any], str]:
-        """Returns what the application answers, and why it did not, of which one is empty."""
+        """Returns the application's answer and the reason for having none; one of them is empty."""
         tries = tries or 1 + int(read_number("POSGAP_RETRIES", RETRIES, 0, 1000))
         failed = ""
         for number in range(tries):
@@ -367,7 +367,7 @@ class ApplicationGenerator:
         return asyncio.run_coroutine_threadsafe(wait(), self._event_loop()).result()
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
-        """The loop in which all that is async runs, in a thread of its own, so that a client stays with one loop."""
+        """Returns the loop of all async calls, in one thread, so that a client stays with one loop."""
         with _STARTING:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()

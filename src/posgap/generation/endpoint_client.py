@@ -223,7 +223,7 @@ class PausingLoop(asyncio.SelectorEventLoop):
         self._left_at = super().time()
 
     def time(self) -> float:
-        """Seconds in which it ran."""
+        """Its running time, in seconds."""
         return (super().time() if self.is_running() else self._left_at) - self._away
 
     def run_forever(self) -> None:

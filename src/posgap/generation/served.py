@@ -113,6 +113,6 @@ class EndpointGenerator(Protocol):
     served: EndpointIdentity
 
     def require_same(self) -> None:
-        """Asks the endpoint. Raises `EndpointChanged` where it is not what `served` says, and another `PosgapError`
-        where it gives no answer."""
+        """Asks the endpoint. Raises `EndpointChanged` if its model differs from `served`, another `PosgapError` if it
+        does not answer."""
         ...

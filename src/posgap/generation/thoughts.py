@@ -103,8 +103,7 @@ def _first_tag(tags: Iterable[str], text: str) -> str:
 
 
 def _end_of_tag(text: str, tag: str) -> int | None:
-    """Returns where the closing tag stands that ends the thought which `text` goes on with; None where it does not
-    end."""
+    """Returns the start of the closing tag of the thought in which `text` begins; None if it does not close."""
     depth, last = 1, None
     for found in re.finditer(f"{re.escape(tag)}|{re.escape(TAGS[tag])}", text):
         if found[0] == tag:
@@ -118,7 +117,7 @@ def _end_of_tag(text: str, tag: str) -> int | None:
 
 
 def _closed_unopened(response: str, asked: str) -> str:
-    """The tag whose closing one comes in a response before any opening one, and is no copy of what was asked."""
+    """Returns the tag that a response closes before it opens it; None if there is none, or if the prompt has it too."""
     for tag, close in TAGS.items():
         before, closes, _ = response.partition(close)
         if closes and tag not in before and close not in asked:

@@ -40,7 +40,7 @@ FIRST_TOKENS = 2048
 
 
 def is_gpu(device: torch.device) -> bool:
-    """Returns whether what costs time on a device is what it is told to do, more than what it computes."""
+    """Returns whether launches cost more time on the device than arithmetic."""
     return device.type != "cpu"
 
 

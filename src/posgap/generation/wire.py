@@ -47,7 +47,7 @@ _USUAL = {
 
 
 class EndpointAnswer(NamedTuple):
-    """A completion, and what the endpoint says of itself with it: empty where it says nothing."""
+    """A completion with the endpoint's name and fingerprint of its model; empty if it gives none."""
 
     completion: Completion
     model: str

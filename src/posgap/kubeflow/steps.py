@@ -84,7 +84,7 @@ STEPS = {
 
 
 def run_step(name: str, arguments: Arguments) -> Any:
-    """Runs the verb whose files are called `name` with a step's arguments, and returns what the component returns."""
+    """Runs the verb of a step with its arguments, and returns the component's result; `name` is that of its files."""
     step = STEPS[name]
     work = getattr(importlib.import_module(f"posgap.verbs.{name}"), step.function or name)
     out = arguments["out"]

@@ -47,7 +47,7 @@ def _beside_wording(sweep: Sweep) -> str:
 
 
 def _backend(sweep: Sweep) -> str:
-    """By what a sweep was answered, and on which class of device: each computes with roundings of its own."""
+    """Returns the backend and class of device that answered a sweep; each rounds in its own way."""
     backend = sweep.settings.get("backend", "not known")
     return f"{backend} on {sweep.asked.device}" if sweep.asked.device else backend
 

@@ -179,7 +179,7 @@ def _where(places: list[list[int]], placements: list[list[int]]) -> str:
 
 
 def _direction(interval: Sequence[float], words: tuple[str, str]) -> str:
-    """The first word where the interval lies above 0, the second where it lies below, else ""."""
+    """Returns the first word if the interval lies above 0, the second if it lies below, else ""."""
     low, high = interval
     return words[0] if low > 0 else words[1] if high < 0 else ""
 

@@ -127,8 +127,7 @@ class Outcomes(OutcomeCounts):
 
     @property
     def worst_unclean(self) -> float:
-        """The largest share of prompts at any placement whose answers repeat the prompt or are cut, in percent; 0 where
-        nobody looked."""
+        """Returns the largest percentage of prompts at any placement with copied or cut answers; 0 if unknown."""
         return max(counts.percent(counts.unclean) for counts in self.by_placement)
 
     @property

@@ -75,7 +75,7 @@ def examples_for_difference(difference: float, variance: float, power: float, gr
 
 
 def log_assumptions(assumed: Assumptions) -> None:
-    """Says what a plan rests on."""
+    """Logs the assumptions of a plan."""
     log.info(
         "assuming a mean of %.1f over %d placements, a correlation of %.2f between placements, an agreement of %.2f "
         "between models", 100 * assumed.mean, assumed.placements, assumed.correlation, assumed.agreement,

@@ -51,8 +51,7 @@ def make_prediction(
     score: float,
     copied: Copying,
 ) -> Prediction:
-    """The line of `predictions.jsonl` for a completion, of which it is known what it copies; where it is no answer its
-    score counts for nothing."""
+    """Returns the line of `predictions.jsonl` for a completion with its copies; without an answer its score is 0."""
     answered = completion.outcome == "answered"
     row: Prediction = {
         "id": example.id,

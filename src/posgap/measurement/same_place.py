@@ -38,9 +38,8 @@ def find_same_place(
     placements: Sequence[Placement],
     wrong: Iterable[tuple[str, Sequence[int], str]],
 ) -> SamePlace | None:
-    """The place whose item most of the `wrong` answers name (an example's id, the placement's positions, the response);
-    None where it is half of them or fewer, where they are few, or where nobody knows what else a response could name.
-    """
+    """Returns the place that most `wrong` answers name (an example's id, the placement's positions, the response); None
+    if it is at most half of them, if they are few, or if other candidates are unknown."""
     if placements[0].n_docs < 3 or len(placements[0].positions) != 1:
         return None
     by_id: Mapping[str, AnyExample] = {example.id: example for example in examples}

@@ -76,6 +76,6 @@ def shape_of(correct: np.ndarray, positions: Sequence[int], uneven: bool) -> Sha
 
 
 def _side(interval: Sequence[float]) -> int:
-    """1 where the interval lies above 0, -1 where it lies below, else 0."""
+    """Returns 1 if the interval lies above 0, -1 if it lies below, else 0."""
     low, high = interval
     return int(low > 0) - int(high < 0)

@@ -370,8 +370,7 @@ def _warn_of_special_tokens(examples: Sequence[AnyExample]) -> None:
 def require_distractors(
     examples: Sequence[AnyExample], builder: TextPromptBuilder, placements: Sequence[Placement]
 ) -> None:
-    """Raises `PosgapError` where the prompts of every example hold relevant documents alone, so that position cannot
-    matter; warns where those of some do."""
+    """Raises `PosgapError` if all prompts of every example hold only relevant documents; warns if those of some do."""
     if not builder.task.slots.of_any_number or builder.fill or len(placements) == 1:
         return
     alone = 0

@@ -85,7 +85,7 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrained
 
 
 def apply_configured(model: "PreTrainedModel") -> "PreTrainedModel":
-    """Puts in force what the model's config names, its RoPE factors and what it lists, and returns the model."""
+    """Applies the RoPE factors and mitigations of the model's config, and returns the model."""
     _take_from_folder(model)
     also = listed_mitigations(model.config, name_of(model))  # before anything is applied, which lists what is in force
     scale_model(model)
@@ -121,7 +121,7 @@ def listed_mitigations(config: "PretrainedConfig", where: str = "config.json") -
 
 
 def model_mitigation(name: str) -> "ModelMitigation":
-    """The mitigation of that name; `PosgapError` where it works on what is asked, not on a model."""
+    """Returns the mitigation of that name. Raises `PosgapError` if it changes prompts, not models."""
     mitigation = MITIGATIONS[name]
     if not mitigation.of_model:
         raise PosgapError(f"{name}: works on what is asked, so that no model has it; sweep with --mitigation {name}")

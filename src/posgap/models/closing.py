@@ -25,7 +25,7 @@ _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads
 
 
 def close_config(config_json: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's config.json as it is written: closed if it names RoPE factors or mitigations, else as it is."""
+    """Returns a model's config.json as it is written: closed if it names RoPE factors or mitigations."""
     if config_json.get(CONFIG_KEY) is None and config_json.get(MITIGATIONS_KEY) is None:
         return dict(config_json)
     parts = [key for key, value in config_json.items() if key.endswith("_config") and isinstance(value, dict)]

@@ -33,7 +33,7 @@ _ELSEWHERE = (
 
 
 def layer_scaling(model: PreTrainedModel) -> "LayerScaling":
-    """The scaling of `model`, all ones where it had none. `PosgapError` where it has no RoPE."""
+    """Returns the scaling of `model`, all ones if it has none. Raises `PosgapError` if it has no RoPE."""
     if not hasattr(model, _ATTRIBUTE):
         setattr(model, _ATTRIBUTE, LayerScaling(model))
     return getattr(model, _ATTRIBUTE)

@@ -62,7 +62,7 @@ class DeviceMemory(NamedTuple):
 
 
 def device_memory(device: "torch.device") -> DeviceMemory:
-    """Returns what a GPU's memory holds, and begins to look for its peak anew."""
+    """Returns a GPU's free and used memory, and restarts the count of its peak."""
     import torch
 
     standing = torch.cuda.memory_allocated(device)

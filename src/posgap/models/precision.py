@@ -21,10 +21,7 @@ def device_class() -> str:
 
 
 def warn_of_device(model: str, swept_on: str) -> None:
-    """Says so where a model that was swept on one class of device answers on another, which rounds otherwise.
-
-    `swept_on` is empty where nobody recorded it.
-    """
+    """Warns if a model was swept on one class of device and answers on another. `swept_on` is empty if unknown."""
     here = device_class() if swept_on else ""
     if swept_on != here:
         log.warning(

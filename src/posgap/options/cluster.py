@@ -38,7 +38,7 @@ class PoolConfig(Config):
     timeout: int = Field(0, ge=0, description="seconds after which a try of a step is ended; 0: never")
 
     def times(self, accelerators: int) -> Self:
-        """The pool as a step with so many accelerators asks for it; one without any asks for what is there."""
+        """Returns the pool for a step with this number of accelerators; a pool without any asks for what is there."""
         return self.model_copy(update={name: _times(getattr(self, name), max(accelerators, 1)) for name in _AMOUNTS})
 
 

@@ -105,7 +105,7 @@ class MitigateConfig(
         return replace(searching.search_settings(), backend=self.backend)  # an endpoint's model is not searched
 
     def parameter_values(self) -> dict[str, Any]:
-        """The plain parameters; those of endpoints only where one answers."""
+        """Returns the plain parameters, with those of endpoints only for an endpoint."""
         known = super().parameter_values()
         if not BACKENDS[self.backend].local:
             return known

@@ -191,7 +191,7 @@ class Decoder:
         return [each for each in self.projections if each is not None]
 
     def _find(self, layer: int, call: Call, seen: _Seen) -> None:
-        """Keeps what is found out of a layer once: what it turns by, and how it adds its attention to the stream."""
+        """Finds a layer's rotary embedding and its residual addition once, and keeps them."""
         self.frequencies[layer] = self._frequencies(layer, call, seen)
         self.adding[layer] = self._adding(layer, call, seen)
         self.projections[layer] = seen.projection

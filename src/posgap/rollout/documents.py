@@ -75,8 +75,8 @@ def by_document(row: np.ndarray, spans: Sequence[Span]) -> np.ndarray:
 
 
 def among_documents(row: np.ndarray, asked: MeasuredPrompt) -> np.ndarray:
-    """Each document's share [n] of what all of them draw of a distribution `row [N]`, sinks left out; nan where they
-    draw nothing."""
+    """Returns each document's share [n] of the documents' part of a distribution `row [N]`, without sinks; nan if that
+    part is 0."""
     shares = by_document(np.where(is_sink(row, asked), 0.0, row), asked.spans)
     total = shares.sum()
     return shares / total if total > 0 else np.full(len(shares), np.nan)

@@ -125,8 +125,8 @@ class Visible:
         self.queries += len(seen)
 
     def window(self) -> int | None:
-        """The number of tokens, itself included, that a token sees: those of the longest text where it sees all before
-        it; None where what it sees is no window that ends with it."""
+        """The number of tokens that a token sees, itself included: the longest text's if it sees all before it; None if
+        it sees no window that ends with it."""
         width = self.farthest + 1
         n = len(self.by_key)
         whole = np.minimum(n - np.arange(n), width)

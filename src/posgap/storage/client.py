@@ -116,7 +116,7 @@ def _kind_of(error: Exception) -> type[PosgapError]:
 
 
 def refusal(error: Exception) -> str:
-    """S3's code for what it refused; empty where it did not answer."""
+    """Returns S3's code of a refusal; empty if it did not answer."""
     answer = getattr(error, "response", None) or {}  # a lost connection has none
     return answer.get("Error", {}).get("Code", "")
 

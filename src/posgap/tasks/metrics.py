@@ -228,7 +228,7 @@ def _tokens(simplified: str) -> list[str]:
 
 
 def _places(answer: str, response: str) -> Iterator[int]:
-    """Yields where an answer begins in a response, without the places where it begins or ends a word in part."""
+    """Yields the start of each answer in a response, without those that begin or end within a word."""
     start = response.find(answer)
     while start >= 0:
         end = start + len(answer)

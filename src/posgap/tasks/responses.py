@@ -58,7 +58,7 @@ def at_one_placement(responses: Sequence[Response], seed: int) -> list[Response]
 
 
 def require_prompts(path: Path, digest: str) -> None:
-    """`PosgapError` where the folder of responses says that they answer other prompts than those of this digest."""
+    """Raises `PosgapError` if the folder's responses answer other prompts than those of this digest."""
     file = path / TEACHER_FILE
     if file.is_file() and read_object(file).get("prompts", digest) != digest:
         raise PosgapError(

@@ -86,7 +86,7 @@ class Task:
     parameters: ClassVar[type[Parameters]] = Parameters  # none
 
     def require_fit(self, example: AnyExample) -> None:
-        """`PosgapError` where the example lacks what the task asks for."""
+        """Raises `PosgapError` if the example lacks what the task asks for."""
         lacking = self.lacks(example)
         if lacking:
             raise PosgapError(f"example {example.id}: {lacking}; give the task that its examples are for by --task")
@@ -169,7 +169,7 @@ class Task:
         return METRICS[metric or self.metric].score(self.extract(response), answers)
 
     def chosen_slot(self, response: str, items: Sequence[Document]) -> int:
-        """The slot, counted from 1, whose name the response gives, among those of `items`; 0 where it gives none."""
+        """Returns the slot, counted from 1, of the item in `items` that the response names; 0 if it names none."""
         names = self.slot_names[: len(items)]
         name = self.extract(response)
         return names.index(name) + 1 if name and name in names else 0

@@ -217,6 +217,6 @@ def _load_pyfunc(path: str) -> Any:
 
 
 def _registered_settings(model: Path) -> dict[str, Any]:
-    """Returns how the sweep asked by which this model's folder was registered; {} where nothing is known."""
+    """Returns the sweep's settings with which this model's folder was registered; {} if unknown."""
     asked = model.parent / Path(ASKED).name
     return read_object(asked) if asked.is_file() else {}

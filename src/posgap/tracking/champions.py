@@ -84,7 +84,7 @@ def _changes_by_tag(model: "RegisteredModel") -> dict[str, dict[str, Any]]:
 
 
 def rolled_back(model: "RegisteredModel") -> dict[str, str]:
-    """The versions whose last reign was ended by a rollback, with what the record of that says."""
+    """Returns the versions that a rollback ended last, with its record."""
     ended: dict[str, str] = {}
     for change in changes(model):
         ended[str(change.get("before", ""))] = str(change.get("why", ""))
@@ -191,7 +191,7 @@ def _overwritten(lease: Lease, model: "RegisteredModel") -> dict[str, str]:
 def _change(
     model: "RegisteredModel", version: str, previous: str, why: str, run: str = "", before: str | None = None
 ) -> Change:
-    """A change whose moment is later than that of every recorded one, even if the machines' clocks differ."""
+    """Returns a change with a moment after all recorded ones, even if the machines' clocks differ."""
     milliseconds = max(int(1000 * time.time()), _last_moment(model) + 1)
     return Change(
         tag=f"{CHANGE}{milliseconds}-{uuid.uuid4().hex[:8]}",

@@ -39,7 +39,7 @@ class StageRun:
 
 
 def steps(pipeline_run: str) -> list[StageRun]:
-    """The stages of a pipeline run in the order in which they started; `TrackingError` where no server answers."""
+    """Returns the stages of a pipeline run by their start. Raises `TrackingError` if no server answers."""
     condition = f"tags.`{PIPELINE_TAG}` = '{pipeline_run}'"
 
     def runs(client: "MlflowClient") -> list:

@@ -28,7 +28,7 @@ class RegisteredVersion(Source):
 
     @property
     def dtype(self) -> str:
-        """The precision in which the version was swept; "auto" where nobody recorded one."""
+        """The precision of the version's sweep; "auto" if none is recorded."""
         return self._version.tags.get(registry.DTYPE) or "auto"
 
     @property

@@ -173,8 +173,8 @@ def bring(run: str, path: str, folder: Path) -> bool:
 
 
 def _complete_download(download: Callable[[], str]) -> str:
-    """Returns what a download of MLflow returns; raises `ConnectionError` if files did not arrive, for which MLflow has
-    several errors."""
+    """Returns the result of an MLflow download. Raises `ConnectionError` if files did not arrive; MLflow has several
+    errors for that."""
     from mlflow.exceptions import MlflowException
 
     try:

@@ -169,7 +169,7 @@ def _choose_learning_rate(config: DistillConfig, model: PreTrainedModel) -> floa
 
 
 def _rounding_warning(model: str, mixed: bool, by_deepspeed: bool) -> str:
-    """A line where DeepSpeed, whose float32 weights are made of those in bfloat16, loses what the model has beyond."""
+    """Returns a warning if DeepSpeed makes its float32 weights from rounded ones, and so loses digits of the model."""
     if not (mixed and by_deepspeed) or load_config(model).dtype not in (None, torch.float32):
         return ""
     return (
@@ -212,7 +212,7 @@ def _require_rope_of_length(config: DistillConfig, collate: Collator) -> None:
 
 
 def _own_prompts(pairs: Sequence[Pair], draws: Sequence[Draw]) -> list[TrainingPrompt]:
-    """The prompts of a step in which each response is learnt where it was given."""
+    """Returns a step's prompts if each response is learned at its own placement."""
     return teacher_prompts(pairs, [draw.pair for draw in draws])
 
 

@@ -188,7 +188,7 @@ def _time(
 
 
 def _make(config: SweepVerbConfig, count: int, n_docs: int) -> list[AnyExample]:
-    """Makes examples; those of key-value records have few digits, of which more are asked about in the time."""
+    """Makes examples; key-value records get short keys and values, so that more fit into the time."""
     if config.task != "kv":
         return list(made_examples(TASKS[config.task], count, n_docs, config.seed))
     rows = enumerate(uuid_records(count, n_docs, config.seed), start=1)

@@ -260,7 +260,7 @@ def _output_at(out: Location) -> Source:
 
 
 def _refuse_to_replace(out: Location, name: str, config: StageConfig, inputs: dict[str, dict[str, str]]) -> None:
-    """Raises `PosgapError` that says what a complete output of this stage is of, and what is asked for instead."""
+    """Raises a `PosgapError` that compares a complete output with what is asked for now."""
     manifest = read_record(_output_at(out).local_file(MANIFEST))
     if manifest.get("stage") != name:
         return  # which the output itself refuses to replace

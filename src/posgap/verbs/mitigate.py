@@ -93,8 +93,7 @@ def _load_model(config: MitigateConfig, splits: Splits) -> ComparedModel:
 
 
 def _sweep_held_out(comparison: Comparison, finalists: Sequence[MitigationOutcome], out: Path) -> list[Evidence]:
-    """Returns the sweeps of the model as it is and of the finalists, of which those after the first end with the
-    budget."""
+    """Sweeps the unmodified model, the best finalist, and more finalists while the budget lasts."""
     evidence = [comparison.sweep_held_out(BASE, None, out / BASE)]
     clock = comparison.clock
     for each in finalists:
@@ -111,7 +110,7 @@ def _summarize(
     finalists: Sequence[MitigationOutcome],
     evidence: Sequence[Evidence],
 ) -> MitigateResult:
-    """Returns what came of all sweeps together, each beside that of the model as it is."""
+    """Summarizes all sweeps together, each beside that of the unmodified model."""
     model = comparison.model
     base = evidence[0].sweep
     splits = comparison.splits

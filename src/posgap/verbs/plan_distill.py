@@ -122,7 +122,7 @@ def _figures(
 
 
 def _with_machine(config: PlanDistillConfig) -> PlanDistillConfig:
-    """The config with what is left open of the machine: an H100's figures, or of a CPU those of this machine."""
+    """Returns the config with open figures filled in: an H100's, or for a CPU those of this machine."""
     memory, tflops = (H100_GB, H100_TFLOPS) if config.gpus else (0.0, 0.0)
     if not config.gpus and not config.gpu_memory:
         memory = available_bytes() / GB

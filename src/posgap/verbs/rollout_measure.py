@@ -171,8 +171,8 @@ def _findings(
 def _preamble(
     config: RolloutMeasureConfig, model: PreTrainedModel, builder: PromptBuilder | None, positions: Sequence[int]
 ) -> str:
-    """After what words a model answers the first of the prompts that are measured; empty where it answers at once, or
-    where there is no task."""
+    """Returns the words before a model's answer to the first measured prompt; empty if it answers at once or there is
+    no task."""
     if not builder:
         return ""
     generator = TransformersGenerator(model, builder.tokenizer, BATCH_TOKENS)

@@ -275,7 +275,7 @@ def _estimate(config: SweepConfig) -> str:
 
 
 def _require_same_endpoint(config: SweepConfig) -> None:
-    """Asks an endpoint whose sweep is complete, and would be reused, whether it is still what it was."""
+    """Asks the endpoint of a complete sweep whether its model is still the same, before the sweep is reused."""
     if BACKENDS[config.backend].local:
         return
     if not is_complete("sweep", config):

@@ -135,7 +135,7 @@ READERS = {SWEEP_FILE: _sweep_row, CHECK_FILE: _check_row, GATE_FILE: _gate_row,
 
 
 def group_by_question(found: list[Row]) -> list[Group]:
-    """The results by what was asked, those of the largest gap first; those without a sweep at hand last."""
+    """Groups results by what they asked, the largest gap first; those without a sweep at hand come last."""
     groups: dict[tuple, list[Row]] = {}
     for row in found:
         s = row.sweep

@@ -76,7 +76,7 @@ class ComparedModel:
         return len(mitigated.build_variants(Question(example, self.placements[0])).prompts) if mitigated else 1
 
     def why_not(self, mitigation: Mitigation) -> str:
-        """Returns why a mitigation is not for where the model is, or not for these examples; empty where it is."""
+        """Returns why a mitigation cannot be tried with this backend or these examples; empty if it can."""
         if mitigation.of_model and self.in_memory is None:
             return f"changes the model itself, and backend {self.settings.access.backend} only takes prompts"
         if isinstance(mitigation, PromptMitigation) and mitigation.needs_ranks and not self.as_retrieved:

@@ -294,7 +294,7 @@ def read_mitigate(path: Path) -> MitigateResult:
 
 
 def blank_outcome(mitigation: Mitigation) -> MitigationOutcome:
-    """A mitigation of which nothing is known yet but what it says of itself."""
+    """Returns a mitigation with its description alone, before anything is measured."""
     return MitigationOutcome(
         name=mitigation.name,
         level=mitigation.level,
