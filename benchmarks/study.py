@@ -14,7 +14,6 @@ writes nothing: the command line takes every command, and the tables are made. T
 import argparse
 import json
 import os
-import random
 import shlex
 import shutil
 import subprocess
@@ -39,6 +38,7 @@ from report import ROOT, machine, write_table
 from report import TABLES as WRITTEN_TABLES
 from scipy.stats import t as student
 
+from posgap.data.synthetic import favorite_examples
 from posgap.foundation.files import atomic, read_json, read_jsonl, write_jsonl
 from posgap.foundation.tables import markdown
 from posgap.measurement.comparison import read_comparison
@@ -328,14 +328,6 @@ for _method, _rate in product(("kl", "r1", "seqkd"), RATES):
     METHODS_OF_REPLICATES[f"{_method}-{_rate}"] = METHODS_OF_REPLICATES[_method]
 N_REPLICATES = 8
 _IN_REPLICATES = "--task qa --n-docs 5 --max-new-tokens 16 --dtype float32"
-_PEOPLE = (
-    "Anna Ben Carla David Emma Frank Grace Henry Ivan Julia Kevin Laura Mark Nina Oscar Paula Quinn Rosa Sam Tina "
-)
-_PEOPLE += "Victor Wendy Xavier Yara Zoe Alice Bob Clara Daniel Eva"
-_ANIMALS = (
-    "tiger horse rabbit eagle dolphin turtle camel zebra monkey lion wolf bear fox whale shark owl duck goose swan "
-)
-_ANIMALS += "frog snake spider sheep goat donkey panda koala otter beaver parrot"
 
 
 def replicates() -> list[Row]:
@@ -351,27 +343,11 @@ def replicates() -> list[Row]:
     return rows
 
 
-def write_animals(file: Path, count: int, seed: int, n_docs: int = 5) -> None:
-    """Writes questions for the animal of one of some people, of each of whom one short sentence says which it is."""
-    drawn = random.Random(seed)
-    examples = []
-    for number in range(count):
-        people = drawn.sample(_PEOPLE.split(), n_docs)
-        animals = drawn.sample(_ANIMALS.split(), n_docs)
-        documents = []
-        for person, animal in zip(people, animals):
-            documents.append({"title": person, "text": f"The favorite animal of {person} is the {animal}."})
-        question = f"What is the favorite animal of {people[0]}?"
-        example = {"id": f"animal-{seed}-{number}", "question": question, "answers": animals[:1]}
-        examples.append(example | {"gold": documents[:1], "distractors": documents[1:]})
-    write_jsonl(file, examples)
-
-
 def _write_questions(number: int, runs: Path) -> None:
     """Writes a replicate's training and held-out questions, of seeds that no other replicate has."""
-    write_animals(runs / f"replicate-{number}-train.jsonl", 72, 100 + number)
-    write_animals(runs / f"replicate-{number}-held.jsonl", 40, 200 + number)
-    write_animals(runs / f"replicate-{number}-ten.jsonl", 40, 300 + number, n_docs=10)
+    for name, count, seed, n_docs in (("train", 72, 100, 5), ("held", 40, 200, 5), ("ten", 40, 300, 10)):
+        rows = [example.model_dump() for example in favorite_examples(count, n_docs, seed + number)]
+        write_jsonl(runs / f"replicate-{number}-{name}.jsonl", rows)
 
 
 def _untrained(number: int) -> list[Row]:

@@ -106,7 +106,7 @@ def test_make_and_import(capsys, tmp_path):
         ("two-hop --distractors bm25", "`distractors` is an option of qa, not of two-hop"),
         (
             "qa --n-examples 3",
-            "`n_examples` is an option of kv, needle, two-hop, choice, not of qa",
+            "`n_examples` is an option of kv, needle, two-hop, choice, favorite, not of qa",
         ),
         ("choice --n-docs 17", "`n_docs` of choice must lie in 2 to 16, got 17"),
         ("qa", "data make qa: give the questions by --examples"),

@@ -10,7 +10,7 @@ from places import ROOT
 from posgap.data.distractors import with_distractors
 from posgap.data.readers import read_dpr, read_own
 from posgap.data.reading import read_examples, write_examples
-from posgap.data.synthetic import needle_examples
+from posgap.data.synthetic import favorite_examples, needle_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json, write_jsonl
 from posgap.options.data_import import ImportConfig
@@ -206,3 +206,14 @@ def test_needle_files_are_equal_for_equal_seeds(tmp_path):
     with pytest.raises(PosgapError, match="digits=1: too few numbers"):
         list(needle_examples(1, 20, facts=3, digits=1, seed=0))
     assert len({json.dumps(e.model_dump()) for e in read_examples(made[0])}) == 3
+
+
+def test_favorites_are_questions_of_one_sentence_each():
+    made = list(favorite_examples(3, 5, 7))
+    assert made == list(favorite_examples(3, 5, 7)) and made != list(favorite_examples(3, 5, 8))
+    for example in made:
+        texts = [document.text for document in example.gold + example.distractors]
+        assert len(texts) == 5 and [example.answers[0] in text for text in texts] == [True, *[False] * 4]
+        assert example.gold[0].title in example.question
+    with pytest.raises(PosgapError, match="n_docs=31"):
+        next(favorite_examples(1, 31, 0))

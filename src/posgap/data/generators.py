@@ -12,6 +12,7 @@ from pydantic import Field
 from posgap.data.reading import read_examples
 from posgap.data.synthetic import (
     animal_examples,
+    favorite_examples,
     needle_examples,
     two_hop_examples,
     uuid_examples,
@@ -134,5 +135,13 @@ GENERATORS: Registry[Generator] = Registry(
         usual=4,
         least=2,
         most=16,
+    ),
+    Generator(
+        "favorite",
+        "questions for the task qa, each for one person's favorite animal",
+        favorite_examples,
+        usual=5,
+        least=2,
+        most=30,
     ),
 )

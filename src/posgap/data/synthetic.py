@@ -171,3 +171,33 @@ def animal_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Example
             gold=[gold],
             distractors=distractors,
         )
+
+
+def favorite_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Example]:
+    """Yields questions for one person's favorite animal, among `n_docs` sentences about as many people."""
+    friends, favorites = FRIENDS.split(), FAVORITES.split()
+    if not 2 <= n_docs <= len(friends):
+        raise PosgapError(f"n_docs={n_docs}: there are sentences about 2 to {len(friends)} people")
+    rng = random.Random(seed)
+    for number in range(n_examples):
+        people = rng.sample(friends, n_docs)
+        animals = rng.sample(favorites, n_docs)
+        texts = [f"The favorite animal of {person} is the {animal}." for person, animal in zip(people, animals)]
+        gold, *distractors = [Document(title=person, text=text) for person, text in zip(people, texts)]
+        yield Example(
+            id=f"favorite-{seed}-{number}",
+            question=f"What is the favorite animal of {people[0]}?",
+            answers=animals[:1],
+            gold=[gold],
+            distractors=distractors,
+        )
+
+
+FRIENDS = (
+    "Anna Ben Carla David Emma Frank Grace Henry Ivan Julia Kevin Laura Mark Nina Oscar Paula Quinn Rosa Sam Tina "
+    "Victor Wendy Xavier Yara Zoe Alice Bob Clara Daniel Eva"
+)
+FAVORITES = (
+    "tiger horse rabbit eagle dolphin turtle camel zebra monkey lion wolf bear fox whale shark owl duck goose swan "
+    "frog snake spider sheep goat donkey panda koala otter beaver parrot"
+)

@@ -53,7 +53,7 @@ Needed = Callable[[str], int | None]  # the number of examples that a rule, or t
 
 
 def outcome_of(rulings: Sequence[Ruling], evidence_gaps: Sequence[str] = ()) -> Outcome:
-    """Returns refused if a rule failed, admitted if all passed and the evidence has no gaps, else not enough evidence."""
+    """Returns refused if a rule failed, admitted if all passed and no evidence is missing, else not enough evidence."""
     if any(ruling.outcome == "fail" for ruling in rulings):
         return "refused"
     convinced = rulings and all(ruling.passed for ruling in rulings) and not evidence_gaps

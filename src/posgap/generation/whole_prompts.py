@@ -57,7 +57,7 @@ def cut_halves(text: str) -> tuple[str, str]:
 
 
 def why_not_whole(added: int, whole: int, halves: Sequence[int]) -> str:
-    """Returns why the prompt must have been truncated, if the server read fewer tokens than of its halves; else empty."""
+    """Returns why the prompt must have been truncated: the server read fewer tokens than of its halves; else empty."""
     expected = sum(halves) - added
     if whole >= expected - _AT_A_BORDER:
         return ""

@@ -89,7 +89,7 @@ class Choosing(Task):
         return letter == name if letter else exact_match(_first_line(response), texts)
 
     def chosen_slot(self, response: str, items: Sequence[Document]) -> int:
-        """Returns the slot, counted from 1, of the letter or item that the response gives; 0 if it gives none or two."""
+        """Returns the slot, counted from 1, of the letter or item in the response; 0 if it gives none or two."""
         if self.extract(response):
             return super().chosen_slot(response, items)
         said = [slot for slot, item in enumerate(items, start=1) if exact_match(_first_line(response), [item.text])]
