@@ -151,7 +151,7 @@ def test_alignment_tells_prompts_apart_only_where_divergences_are_nats(size, lea
     assert figures["effective_rows"] == pytest.approx(float(weights.sum() ** 2 / (weights**2).sum()))
     assert figures["alignment_sum"] == pytest.approx(float(weights.sum())) == pytest.approx(1.0)
     line = objective.summarize_weights([{"effective_rows": 3.0}, figures, figures])
-    assert f"like {figures['effective_rows']:.1f} equal ones in the median step" in line
+    assert f"{figures['effective_rows']:.1f} effective prompts in the median step" in line
     assert ("one prompt has nearly all the weight" in line) == (size > 1)
     assert not objective.summarize_weights([{"loss": 1.0}]) and not R1(AT_FIRST, "none", 1.0).summarize_weights(
         [figures]

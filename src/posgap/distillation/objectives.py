@@ -127,10 +127,8 @@ class R1(Objective):
         least = min(counted)
         median = statistics.median(counted)
         most = max(counted)
-        line = (
-            f"alignment: beside the anchors, a step's prompts weighed like {median:.1f} equal ones in the median step"
-        )
-        line += f" ({least:.1f} to {most:.1f})"
+        line = f"alignment: {median:.1f} effective prompts in the median step ({least:.1f} to {most:.1f})"
+        line += ", anchors not counted"
         if median < MIN_EFFECTIVE_ROWS:
             line += "; one prompt has nearly all the weight of a step, as with divergences of a nat or more"
         return line

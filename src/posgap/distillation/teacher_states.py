@@ -170,11 +170,11 @@ class Teacher:
         self.temperature = gather(chosen)[0]
         if least:
             log.info(
-                "the teacher's logits are divided by %g: the least likely token of a correct answer has a probability "
-                "of %.2f on average, and %.2f then",
+                "teacher temperature %g: the least likely token of a correct answer has a mean probability of %.2f "
+                "(%.2f at temperature 1)",
                 self.temperature,
-                before,
                 after,
+                before,
             )
 
     def _states_of_pair(self, pair: int, device: torch.device) -> Tensor:
