@@ -292,7 +292,7 @@ def test_a_current_folder_that_was_deleted_is_named_as_such(capsys, tmp_path, mo
 def test_no_memory_is_no_internal_error(capsys, monkeypatch):
     break_(monkeypatch, MemoryError())
     code, shown = run(capsys, "plan", "sweep")
-    assert code == 1 and shown.startswith("posgap: error: out of memory: lower what is read or computed at once")
+    assert code == 1 and shown.startswith("posgap: error: out of memory: read or compute less at once")
 
 
 def test_an_error_has_one_line_and_no_secret(capsys, monkeypatch):

@@ -257,7 +257,7 @@ def test_a_log_in_csv_becomes_a_curve_in_one_command(log_file, tmp_path, caplog)
     baselines = result.figures.baselines
     assert (baselines["as-retrieved"].accuracy, baselines["oracle"].accuracy) == (50.0, 100.0)
     assert baselines["as-retrieved"].best_over == 50.0 and baselines["oracle"].best_over == 0.0
-    assert "differs from that of the retriever's order by +50.0 points" in " ".join(summary_text(result.figures))
+    assert "differs from the retriever's order by +50.0 points" in " ".join(summary_text(result.figures))
     assert (tmp_path / "swept" / "sweep.png").stat().st_size > 10_000
     # A verdict reads the log again, and does not say again what it was taken for.
     caplog.set_level("INFO", logger="posgap")

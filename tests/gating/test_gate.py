@@ -74,7 +74,7 @@ def test_sweeps_of_other_examples_are_not_compared(tmp_path, base):
 
 def test_a_difference_that_is_meant_is_allowed_and_told(tmp_path, base):
     new = write_sweep(tmp_path / "new", [0.995] * 5, asked=ASKED.model_copy(update={"prompt": "q", "question": "both"}))
-    with pytest.raises(PosgapError, match=r"question \(after, not both\); .* allow it: --allow prompt,question"):
+    with pytest.raises(PosgapError, match=r"question \(after, not both\); .* give --allow prompt,question"):
         decide(tmp_path, new, base, allow=["prompt"])
     verdict, _ = decide(tmp_path, new, base, allow=["prompt", "question", "shuffle"])
     assert verdict.passed and verdict.asked_otherwise == ["prompt", "question"]

@@ -57,8 +57,8 @@ def test_what_is_not_written_has_its_default_and_values_are_taken_as_they_stand(
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("max_hole: 3", "'max_hole' is nothing that a policy says; there are version, task, "),
-        ("candidate: elsewhere", "'candidate' is nothing that a policy says"),
+        ("max_hole: 3", "'max_hole' is no field of a policy; write one of version, task, "),
+        ("candidate: elsewhere", "'candidate' is no field of a policy"),
         ("max_gap: .nan", "field `max_gap`: "),
         ("max_gap: nan", "field `max_gap`: "),
         ("max_gap: inf", "field `max_gap`: "),

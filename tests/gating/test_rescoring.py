@@ -104,7 +104,7 @@ def test_examples_must_be_at_hand_and_those_that_were_swept(tmp_path, base):
     with pytest.raises(PosgapError, match=r"new: its examples are not at hand, .* \(.*examples.jsonl: no such file"):
         decide(tmp_path, new, base, max_gap=9)
     write_json(new / "manifest.json", {})
-    with pytest.raises(PosgapError, match="new: does not say where its examples are; give them with --examples"):
+    with pytest.raises(PosgapError, match="new: names no examples; give them with --examples"):
         decide(tmp_path, new, base, max_gap=9)
 
 

@@ -177,7 +177,7 @@ def test_a_base_that_is_nowhere_is_believed_by_a_policy_alone(tmp_path, answers,
     monkeypatch.undo()
     monkeypatch.setattr(trial.registry, "versions", lambda name: [])
     inputs, policy, examples, _ = judged(tmp_path, FORGED)
-    with pytest.raises(PosgapError, match="^m: it cannot be tried whether the base .* `allow: .reference-trial.`"):
+    with pytest.raises(PosgapError, match="^m: cannot ask the base .* `allow: .reference-trial.`"):
         require_references("tiny", inputs, policy, examples)
     require_references("tiny", inputs, Policy(allow=["reference-trial"]), examples)
 
@@ -228,6 +228,6 @@ def test_a_real_base_is_asked_again_where_its_sweep_names_it(tmp_path, values_fo
     assert "the sweep of the base cannot be believed: " in capsys.readouterr().err
     base_model.rename(tmp_path / "elsewhere")
     assert promoted(tmp_path / "base", "moved") == 2 and trial.registry.champion("tiny") is None
-    assert "it cannot be tried whether the base answers as its sweep recorded: " in capsys.readouterr().err
+    assert "cannot ask the base prompts of its sweep again: " in capsys.readouterr().err
     (tmp_path / "elsewhere").rename(base_model)
     assert promoted(tmp_path / "base", "honest") == 0 and trial.registry.champion("tiny")

@@ -201,7 +201,7 @@ def test_unknown_and_double_ids_are_refused(run):
     assert code == 2 and "is of no request of this sweep (32 of 32 ids are of none)" in said
     write("twice.jsonl", rows[:1])
     code, said = run("--answers", "back.jsonl,twice.jsonl")
-    assert code == 2 and "twice.jsonl:1: the id posgap-" in said and "is there already, at back.jsonl:1" in said
+    assert code == 2 and "twice.jsonl:1: the id posgap-" in said and "is already at back.jsonl:1" in said
     write("no.jsonl", [{"text": "a"}])
     assert "has no `custom_id`" in run("--answers", "no.jsonl")[1]
     write("no.jsonl", [{"id": rows[0]["custom_id"], "said": "a"}])
@@ -216,7 +216,7 @@ def test_unknown_and_double_ids_are_refused(run):
 def test_what_cannot_be_a_batch_is_refused(run, tmp_path):
     Path("full").mkdir()
     Path("full", "a").touch()
-    assert "is already" in run("--requests", "full")[1]
+    assert "is there already" in run("--requests", "full")[1]
     assert "answers itself" in run("--requests", "new", "--backend", "transformers")[1]
     assert "no such file" in run("--answers", "nothing.jsonl")[1]
 

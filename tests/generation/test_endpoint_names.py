@@ -99,7 +99,7 @@ def test_the_address_alone_is_enough_wherever_it_stands(file, endpoint, tmp_path
 
 
 def test_an_endpoint_that_is_not_there_is_named():
-    with pytest.raises(PosgapError, match="^http://127.0.0.1:1/v1: cannot be asked which model it serves: .*start it"):
+    with pytest.raises(PosgapError, match="^http://127.0.0.1:1/v1: does not say which model it serves: .*start it"):
         SweepConfig(**PATHS, model="http://127.0.0.1:1/v1")
 
 

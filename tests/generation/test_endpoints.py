@@ -119,7 +119,9 @@ def test_a_sweep_that_goes_on_asks_for_the_endpoint_that_it_was(options, tmp_pat
             sweep_model(config)
         says["system_fingerprint"], endpoint.misbehave = "fp2", answer
         endpoint.seen.clear()
-        with pytest.raises(PosgapError, match="fp1, and is fp2 now; what was answered is kept: --identity model goes"):
+        with pytest.raises(
+            PosgapError, match="fp1, and is fp2 now; what was answered is kept: --identity model accepts"
+        ):
             sweep_model(config)
         result = read_sweep(sweep_model(config.model_copy(update={"identity": "model"})))
         assert result.served.fingerprints == ("fp1", "fp2") and result.spent.prompts == N * DOCS

@@ -415,9 +415,9 @@ def test_headers_are_sent_with_variables_in_them_and_shown_nowhere(monkeypatch):
     [
         ({"X-A": "$NOT_SET"}, "--header X-A: the variable NOT_SET is not set"),
         ({"X-A": "hunter22 $"}, "--header X-A: write $VARIABLE for a variable, and $$ for a dollar sign"),
-        ({"X-A": "hunter22\r\nX-B: 1"}, "--header X-A: has characters that no header takes"),
-        ({"X A": "hunter22"}, "--header X A: has characters that no header takes"),
-        ({"X-A": "hünter22"}, "--header X-A: has characters that no header takes"),
+        ({"X-A": "hunter22\r\nX-B: 1"}, "--header X-A: has characters that a header cannot hold"),
+        ({"X A": "hunter22"}, "--header X A: has characters that a header cannot hold"),
+        ({"X-A": "hünter22"}, "--header X-A: has characters that a header cannot hold"),
     ],
 )
 def test_headers_that_cannot_be_sent_are_refused_without_their_values(header, complaint):
@@ -437,8 +437,8 @@ def test_what_the_endpoint_says_of_itself_must_stay_the_same(caplog):
     says["d"] = saying(model="served-model-0613", system_fingerprint="fp2")
     with served(Endpoint(misbehave=lambda text, times: says[text])) as endpoint:
         for last, identity, line in [
-            ("d", "fingerprint", "its fingerprint was fp1, and is fp2 now; .* --identity model goes on with both"),
-            ("c", "model", "its model was served-model-0613, and is other now; .* --identity any goes on with both"),
+            ("d", "fingerprint", "its fingerprint was fp1, and is fp2 now; .* --identity model accepts both"),
+            ("c", "model", "its model was served-model-0613, and is other now; .* --identity any accepts both"),
         ]:
             asking = generator(endpoint, concurrency=1, identity=identity)
             answers = asking.generate([[Prompt(text) for text in ("a", "b", last)]], SAMPLING)
@@ -458,7 +458,7 @@ def test_another_model_than_the_one_that_was_asked_is_said(caplog):
     with served(Endpoint(misbehave=lambda text, times: saying(model="tiny-fallback"))) as endpoint:
         assert ask(endpoint, ["a", "b"]) == ["A", "A"]
     (record,) = caplog.records
-    assert record.getMessage().endswith(": was asked for served-model, and says that it is tiny-fallback")
+    assert record.getMessage().endswith(": requested model served-model, but the endpoint says it is tiny-fallback")
 
 
 @pytest.fixture

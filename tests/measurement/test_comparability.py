@@ -78,7 +78,7 @@ def test_the_refusal_says_what_each_sweep_was_asked_and_how_to_mean_it(swept):
         align_comparable(other, swept, ["template"])
     assert str(refused.value) == (
         f"{other.path} and {swept.path}: not asked alike: question (before, not after), shuffle (3, not 0); sweep both "
-        "models in one way, or, if you intend the difference, give --allow template,question,shuffle"
+        "models in one way; if you intend the difference, give --allow template,question,shuffle"
     )
     of_asking = [name for name in ALLOWABLE if name not in (ANCHOR, BASE, TRIAL, REFERENCE_TRIAL, DISTRACTORS)]
     with pytest.raises(PosgapError, match=f": --allow {','.join(of_asking)}$"):

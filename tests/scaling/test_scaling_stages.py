@@ -187,7 +187,7 @@ def test_what_forcing_and_generation_say_is_counted_prompt_by_prompt():
 def test_factors_of_one_are_said_to_be_no_gain(config, tmp_path, caplog):
     caplog.set_level(logging.INFO, "posgap")
     scale_search(config.model_copy(update={"high": 1.0, "generations": 1}))
-    assert "the factors gain nothing: all are 1, since none that were tried did better" in caplog.text
+    assert "the factors gain nothing: all factors are 1, since no candidate was better" in caplog.text
     for name, factors in (("ones", [1.0, 1.0]), ("others", [1.0, 1.5])):
         caplog.clear()
         more = {"mitigation": "lpes", "mitigation_settings": {"factors": factors}, "out": tmp_path / name}

@@ -236,7 +236,7 @@ def test_an_impossible_place_is_refused_in_one_line_and_nothing_changes(here, ou
     ("source", "out", "complaint"),
     [
         ("in/deep", "in/deep", "it is `source`"),
-        ("in/deep", "in/deep/out", "it lies in `source` (in/deep), whose content it would change"),
+        ("in/deep", "in/deep/out", "it lies in `source` (in/deep), and would change its content"),
         ("in/deep", "in", "it contains `source` (in/deep)"),
         ("in/deep", "alias/deep/out", "it lies in `source`"),
         ("alias/deep", "in", "it contains `source` (alias/deep)"),

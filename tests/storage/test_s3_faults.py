@@ -123,7 +123,7 @@ def _without_first(body):
         ("list-type", lambda body: body.replace(b"a.bin", b"c.bin"), "/c.bin: there is no such object"),
         ("list-type", lambda body: body[: len(body) // 2], ": S3 "),
         ("list-type", lambda body: b"<html>log in</html>", ": no such object or folder in S3"),
-        ("list-type", _without_first, ": its manifest names a.bin, which S3 does not list; try again"),
+        ("list-type", _without_first, ": its manifest names a.bin, but S3 does not list it; try again"),
     ],
     ids=["other bytes", "short", "empty", "wrong ETag", "a key that is absent", "cut list", "page", "late list"],
 )

@@ -179,7 +179,7 @@ class TruncationProbe:
 
 NO_MARKER = (
     "finds no code at the start or in the middle of the longest prompt, though it stands there several times, and does "
-    f"in a short one: it cuts prompts, or its model cannot read so long a one; {_REMEDY}"
+    f"in a short one: it truncates prompts, or its model cannot read so long a one; {_REMEDY}"
 )
 NOBODY_KNOWS = (
     "reports no token counts and finds no code in a short prompt either: unknown whether it truncates prompts"
