@@ -415,9 +415,9 @@ def test_headers_are_sent_with_variables_in_them_and_shown_nowhere(monkeypatch):
     [
         ({"X-A": "$NOT_SET"}, "--header X-A: the variable NOT_SET is not set"),
         ({"X-A": "hunter22 $"}, "--header X-A: write $VARIABLE for a variable, and $$ for a dollar sign"),
-        ({"X-A": "hunter22\r\nX-B: 1"}, "--header X-A: has characters that a header cannot hold"),
-        ({"X A": "hunter22"}, "--header X A: has characters that a header cannot hold"),
-        ({"X-A": "hünter22"}, "--header X-A: has characters that a header cannot hold"),
+        ({"X-A": "hunter22\r\nX-B: 1"}, "--header X-A: has characters that a header cannot hold; give printable ASCII"),
+        ({"X A": "hunter22"}, "--header X A: has characters that a header cannot hold; give printable ASCII"),
+        ({"X-A": "hünter22"}, "--header X-A: has characters that a header cannot hold; give printable ASCII"),
     ],
 )
 def test_headers_that_cannot_be_sent_are_refused_without_their_values(header, complaint):

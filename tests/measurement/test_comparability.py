@@ -81,7 +81,7 @@ def test_the_refusal_says_what_each_sweep_was_asked_and_how_to_mean_it(swept):
         "models in one way; if you intend the difference, give --allow template,question,shuffle"
     )
     of_asking = [name for name in ALLOWABLE if name not in (ANCHOR, BASE, TRIAL, REFERENCE_TRIAL, DISTRACTORS)]
-    with pytest.raises(PosgapError, match=f": --allow {','.join(of_asking)}$"):
+    with pytest.raises(PosgapError, match=f"give --allow {','.join(of_asking)}$"):
         align_comparable(asked_otherwise(swept, *of_asking), swept)
     with pytest.raises(PosgapError) as refused:
         align_comparable(asked_otherwise(swept, "n_docs", "shuffle"), swept)

@@ -204,7 +204,7 @@ def test_the_code_for_an_application_does_what_was_measured(mitigation):
 
 def test_fewer_passages_need_somebody_who_ranked_them():
     (example,) = kv_examples(1)
-    with pytest.raises(PosgapError, match="fewer: example .* has no retriever's order; give a retrieval log"):
+    with pytest.raises(PosgapError, match="fewer: example .* was not retrieved by anybody.*take the task rag"):
         answers(lambda text: "x", MITIGATIONS["fewer"], [at_every_place(example)])
 
 
