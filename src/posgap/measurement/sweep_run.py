@@ -52,7 +52,7 @@ from posgap.tasks.task_file import is_definition
 log = logging.getLogger(__name__)
 _UNANSWERED = 25  # prompts without an answer that end a sweep early, where there can be no figures any more
 _MORE_ANSWERS = {  # what to do where most prompts end so
-    "failed": f"answers so far are kept; when the endpoint works again, {RESUMES}",
+    "failed": f"what was answered is kept: when the endpoint works again, {RESUMES}",
     "truncated": "give thoughts and answer more room: --max-thinking-tokens, --max-new-tokens",
 }
 
