@@ -77,8 +77,10 @@ def complaint(call: list[str], asked: list) -> str:
     return "" if len(asked) == 1 or {"--help", "--version"} & set(call) else "no work"
 
 
-def test_every_command_on_a_page_is_one_that_posgap_takes(monkeypatch):
+def test_every_command_on_a_page_is_one_that_posgap_takes(monkeypatch, tmp_path):
     asked = []
+    (tmp_path / "policy.yaml").write_text("guards: {longer: {n_docs: 40}}\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli, "_work_of", lambda verb: asked.append)
     wrong = [(page, " ".join(call), complaint(call, asked)) for page, call in CALLS]
     assert [each for each in wrong if each[2]] == []
