@@ -48,8 +48,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from posgap.data.synthetic import uuid_records
 from posgap.foundation.tables import markdown
+from posgap.generation.asking import ResponseLimits, Wording
 from posgap.generation.generator import Sampling
-from posgap.generation.setup import prompt_builder
+from posgap.generation.setup import builder_of
 from posgap.generation.transformers import TransformersGenerator
 from posgap.mitigations.in_force import load_model, scale_model
 from posgap.models.loading import load_tokenizer, save_model
@@ -111,7 +112,7 @@ def groups(options, n_docs: int, tokenizer: PreTrainedTokenizerFast) -> list[lis
 
 def kv_groups(options, n_docs: int) -> list[list[Prompt]]:
     """Each example's prompts, of key-value records: `[examples][positions]`."""
-    builder = prompt_builder("kv", options.model, options.new_tokens)
+    builder = builder_of(options.model, Wording("kv"), ResponseLimits(options.new_tokens, stop=()))
     made, positions = [], options.positions.split(",") if options.positions else []
     placements = builder.task.choose_placements(n_docs, positions)
     for number, row in enumerate(uuid_records(options.examples, n_docs, seed=1)):

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import mlflow
 import pytest
 import torch
+from builders import prompt_builder
 from by_definition import weights
 from examples import kv_example
 
@@ -23,7 +24,6 @@ from posgap.distillation.teacher_states import TeacherStates
 from posgap.distillation.temperature import TEMPERATURES
 from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.files import read_json, read_jsonl, write_json
-from posgap.generation.setup import prompt_builder
 from posgap.mitigations.in_force import load_model
 from posgap.models import memory, rounding
 from posgap.models.loading import load_config, load_tokenizer, save_model

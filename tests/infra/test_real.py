@@ -14,6 +14,7 @@ import mlflow
 import numpy as np
 import pytest
 import torch
+from builders import prompt_builder
 from places import ROOT
 from transformers import AutoModelForCausalLM
 
@@ -22,7 +23,6 @@ from posgap.cli.main import main
 from posgap.data.reading import write_examples
 from posgap.foundation.files import read_json, read_jsonl
 from posgap.generation.generator import Sampling, complete
-from posgap.generation.setup import prompt_builder
 from posgap.generation.transformers import TransformersGenerator
 from posgap.mitigations.in_force import load_model, scale_model
 from posgap.models.loading import eager_attention, load_tokenizer, save_model

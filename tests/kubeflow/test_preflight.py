@@ -1,6 +1,7 @@
 """The pipeline's form is checked, and what a run needs, before anything is spent on it."""
 
 import shutil
+from pathlib import Path
 from textwrap import indent
 
 import boto3
@@ -13,6 +14,7 @@ from posgap.data.reading import write_examples
 from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.fields import settings_text
+from posgap.foundation.files import read_json
 from posgap.foundation.locations import split_uri
 from posgap.gating.demands import Guard, Policy
 from posgap.kubeflow.form import as_config, candidates, complaints, recipe, remedies, settings, shards
@@ -24,7 +26,11 @@ from posgap.storage.inputs import read_manifest
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.registry import TASKS
 from posgap.tracking import registry
-from posgap.verbs.preflight import preflight, read_plan
+from posgap.verbs.preflight import PREFLIGHT_FILE, preflight
+
+
+def read_plan(folder):
+    return read_json(Path(folder) / PREFLIGHT_FILE)
 
 
 def refused(form, **more) -> str:

@@ -11,9 +11,9 @@ import posgap
 from posgap.data.reading import write_examples
 from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import read_jsonl
+from posgap.foundation.files import read_jsonl, read_model
 from posgap.generation.transformers import TransformersGenerator
-from posgap.measurement.length_comparison import read_length_comparison
+from posgap.measurement.length_comparison import COMPARED_LENGTHS_FILE, LengthComparison
 from posgap.measurement.lengths import folder_at, read_lengths
 from posgap.measurement.predictions import read_predictions, swept_rows
 from posgap.measurement.rescoring import swept_examples
@@ -175,7 +175,8 @@ def test_models_are_compared_at_one_length(tmp_path, asked):
     assert written["reference"] == "a" and [each["label"] for each in written["differences"]] == ["b"]
     with pytest.raises(PosgapError, match="holds sweeps at several lengths; name the folder of one"):
         compare(CompareConfig(sweeps=[first, at_one[0]], out=tmp_path / "refused"))
-    found = read_length_comparison(compare(CompareConfig(sweeps=[first, other], out=tmp_path / "all")))
+    compared = compare(CompareConfig(sweeps=[first, other], out=tmp_path / "all"))
+    found = read_model(LengthComparison, compared, COMPARED_LENGTHS_FILE)
     assert [at.length for at in found.lengths] == [f"{tokens} tokens" for tokens in LENGTHS]
     assert found.lengths[1].comparison.model_dump(mode="json") == written
     for at, tokens in zip(found.lengths, LENGTHS):

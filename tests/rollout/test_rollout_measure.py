@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from builders import prompt_builder
 from examples import kv_example
 from places import ROOT
 from tokenizers import Tokenizer
@@ -36,7 +37,6 @@ from transformers import (
 from posgap.data.reading import write_examples
 from posgap.foundation.errors import Malformed, PosgapError
 from posgap.foundation.files import read_json, read_model, write_json
-from posgap.generation.setup import prompt_builder
 from posgap.measurement.probe import Probe, Response
 from posgap.measurement.sweeps import read_sweep
 from posgap.mitigations.in_force import load_model, scale_model

@@ -1,5 +1,7 @@
 """Is there anything new to train on? Asked of data in S3 and of the registry's champion."""
 
+from pathlib import Path
+
 import mlflow
 import pytest
 from examples import kv_example
@@ -11,17 +13,21 @@ from posgap.components.table import data_version as data_version_component
 from posgap.components.table import validate
 from posgap.data.reading import write_examples
 from posgap.foundation.errors import NotFound
-from posgap.foundation.files import digest_path, write_json
+from posgap.foundation.files import digest_path, read_json, write_json
 from posgap.options.data_version import DataVersionConfig
 from posgap.pipelines.local import run_locally
 from posgap.storage.cache import take_snapshot
 from posgap.storage.inputs import read_manifest
 from posgap.tracking.registry import champion
 from posgap.tracking.version_record import record_of
-from posgap.verbs.data_version import data_version, read_data_version
+from posgap.verbs.data_version import VERSION_FILE, data_version
 from posgap.verbs.promote import promote
 
 pytestmark = pytest.mark.usefixtures("mlflow_store")
+
+
+def read_version(folder):
+    return read_json(Path(folder) / VERSION_FILE)
 
 
 @pytest.fixture
@@ -58,7 +64,7 @@ def test_what_changed_since_the_champion(bucket, data, crown, tmp_path, model_fo
     first, base = data("2026-11-20", 5), digest_path(model_folder)
 
     def ask(**more):
-        return read_data_version(data_version(config.model_copy(update=more)))
+        return read_version(data_version(config.model_copy(update=more)))
 
     answer = ask()
     assert answer.pop("cache_keys").keys() == {"eval", "train", "champion"}
@@ -100,7 +106,7 @@ def test_a_folder_is_imported_by_an_address_that_begins_no_other(bucket, tmp_pat
         put(f"{bucket}/data/v={version}/examples.jsonl", b"{}")
         put(f"{bucket}/data/v={version}/_SUCCESS", b"")
     config = DataVersionConfig(data=f"{bucket}/data/", name="tiny", only_new=False, out=tmp_path / "out")
-    assert read_data_version(data_version(config))["uri"] == f"{bucket}/data/v=10/"
+    assert read_version(data_version(config))["uri"] == f"{bucket}/data/v=10/"
 
 
 @dsl.pipeline(name="retraining")
@@ -145,7 +151,7 @@ def test_another_recipe_is_something_new_where_the_champion_says_how_it_was_made
     )
 
     def changed(recipe: str) -> list[str]:
-        return read_data_version(data_version(config.model_copy(update={"recipe": recipe})))["changed"]
+        return read_version(data_version(config.model_copy(update={"recipe": recipe})))["changed"]
 
     crown("silent", *made_from)
     assert changed("r1") == changed("r2") == []  # this champion does not say
@@ -170,7 +176,7 @@ def test_keys_change_with_the_content_behind_a_place_and_with_nothing_else(bucke
     )
 
     def changed(before: dict[str, str], **more) -> tuple[set[str], dict[str, str]]:
-        keys = read_data_version(data_version(config.model_copy(update=more)))["cache_keys"]
+        keys = read_version(data_version(config.model_copy(update=more)))["cache_keys"]
         return {name for name in keys if keys[name] != before.get(name)}, keys
 
     _, keys = changed({})

@@ -1,38 +1,21 @@
 """Sets up the prompt builder of a stage from its task, its model's tokenizer and the model's context length."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from posgap.generation.asking import ResponseLimits, Wording
-from posgap.tasks.framing import PLAIN, Framing
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.registry import TASKS
-from posgap.tasks.task import AS_GIVEN, PromptOrder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def prompt_builder(
-    task_name: str, model: str, max_new_tokens: int, order: PromptOrder = AS_GIVEN, framing: Framing = PLAIN
-) -> PromptBuilder:
-    """The prompt builder of a task and a model; `max_new_tokens` 0 means the task's own number."""
-    task = TASKS[task_name]
-    most = max_new_tokens or task.max_new_tokens
-    return _of_model(model, lambda tokenizer, context: PromptBuilder(task, tokenizer, context, most, order, framing))
-
-
 def builder_of(model: str, wording: Wording, limits: ResponseLimits) -> PromptBuilder:
     """The builder of a model's prompts."""
-    return _of_model(model, lambda tokenizer, context: builder_with(tokenizer, context, wording, limits))
-
-
-def _of_model(model: str, builder: "Callable[[PreTrainedTokenizerBase, int], PromptBuilder]") -> PromptBuilder:
-    """Returns the builder that `builder(tokenizer, context)` makes for a model."""
     from posgap.models.loading import context_length, load_config, load_tokenizer
 
     tokenizer = load_tokenizer(model)
-    return builder(tokenizer, context_length(load_config(model), tokenizer))
+    return builder_with(tokenizer, context_length(load_config(model), tokenizer), wording, limits)
 
 
 def builder_with(

@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import Field
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import Record, read_model, write_json
+from posgap.foundation.files import Record, write_json
 from posgap.foundation.tables import markdown
 from posgap.measurement import statistics
 from posgap.measurement.comparison import Comparison, compare_sweeps, with_distinct_labels
@@ -117,11 +117,6 @@ def write_length_comparison(comparison: LengthComparison, sweeps: Sequence[Sweep
     shown = {"title": comparison.title, "head": head, "rows": rows, "losses": comparison.losses()}
     page = render_page("posgap.measurement", "compared_lengths.html.j2", sweeps, None, lengths=comparison, **shown)
     save_page(page, out / COMPARED_LENGTHS_PAGE)
-
-
-def read_length_comparison(path: Path) -> LengthComparison:
-    """Reads the folder that `compare` wrote of sweeps at several lengths, or its `comparison-lengths.json`."""
-    return read_model(LengthComparison, path, COMPARED_LENGTHS_FILE)
 
 
 def table_text(comparison: LengthComparison) -> str:

@@ -128,7 +128,7 @@ def _describe_baseline(name: str, sweep: Sweep) -> Cell:
 def _list_categories(sweeps: Sequence[Sweep]) -> list[Row]:
     """Returns the rows below "Accuracy by category": two cells for each sweep."""
     common = set(sweeps[0].by_category).intersection(*(sweep.by_category for sweep in sweeps))
-    rows = []
+    rows: list[Row] = []
     for name in (each for each in sweeps[0].by_category if each in common):
         figures = [sweep.by_category[name] for sweep in sweeps]
         pairs = ((_with_interval(each.accuracy, each.ci95), Cell(f"{each.gap:.1f}")) for each in figures)
@@ -139,7 +139,7 @@ def _list_categories(sweeps: Sequence[Sweep]) -> list[Row]:
 def _list_differences(comparison: Comparison) -> list[Row]:
     """Returns the rows below "Differences by position": a cell for each model."""
     models = comparison.differences
-    rows = [
+    rows: list[Row] = [
         ("mean", [_with_interval(each.mean, each.mean_ci95, SIGNED) for each in models]),
         ("gap", [_with_interval(each.gap, each.gap_ci95, SIGNED) for each in models]),
     ]

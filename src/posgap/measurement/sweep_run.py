@@ -214,7 +214,7 @@ class SweepRun:
             outcome = row.get("outcome", "answered")
             if place is None or outcome == "failed" or at in unfinished.completions:
                 continue
-            told = {name: row[name] for name in ("thoughts", "reason", "cut") if name in row}
+            told: dict[str, Any] = {name: row[name] for name in ("thoughts", "reason", "cut") if name in row}
             unfinished.add(*at, Completion(row["response"], [], outcome, **told))
             taken += 1
         if known.served:

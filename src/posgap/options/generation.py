@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from posgap.tasks.prompts import TextPromptBuilder
 
 # Parameters that decide results but no response, and those of filling and mitigation, which the prompts' digest has.
-_NOT_OF_RESPONSES = {"metric", "limit", "label", "keep_incorrect"}
+_NOT_OF_RESPONSES = {"metric", "limit", "label", "keep_incorrect", "guards"}
 _NOT_OF_RESPONSES |= {"lengths", "depths", "most_gap", "mitigation", "mitigation_settings"}
 
 

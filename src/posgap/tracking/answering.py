@@ -14,7 +14,7 @@ from posgap.foundation.files import Record, parse_as, read_object
 from posgap.generation.asking import ResponseLimits, Wording
 from posgap.generation.backends import BACKENDS, TRANSFORMERS
 from posgap.generation.generator import Completion, Sampling, complete
-from posgap.generation.setup import builder_of, prompt_builder
+from posgap.generation.setup import builder_of
 from posgap.measurement.filling import at_lengths
 from posgap.measurement.predictions import Prediction
 from posgap.measurement.sweeps import PromptSettings, Sweep
@@ -41,7 +41,7 @@ _SERVED_BY = (*_FRAMED, "stop", "dtype", "max_new_tokens", "max_thinking_tokens"
 
 # Settings that have no part in a prompt at a placement, beside those of backends.
 _OTHERS = {"backend", "batch_tokens", "positions", "shard", "baselines", "limit", "label", "samples", "max_unanswered"}
-_OTHERS |= {"mitigation", "mitigation_settings", "most_gap"}
+_OTHERS |= {"mitigation", "mitigation_settings", "most_gap", "guards"}
 
 
 class _AskedSettings(Record):
@@ -179,9 +179,8 @@ class Answering:
         framing = PLAIN if self.raw else Framing(*(asked[name] for name in _FRAMED))
         longest = asked.get("max_new_tokens", MAX_NEW_TOKENS)
         # Questions come with their wording, so any task will do.
-        self.builder = prompt_builder("qa", folder, longest, framing=framing)
-        self.builder.stop = tuple(asked.get("stop", ()))
-        self.builder.max_thinking_tokens = asked.get("max_thinking_tokens", 0)
+        limits = ResponseLimits(longest, asked.get("max_thinking_tokens", 0), tuple(asked.get("stop", ())))
+        self.builder = builder_of(folder, Wording("qa", framing=framing), limits)
         warn_of_device("the model", asked.get("device", ""))
         self.model = load_model(folder, asked.get("dtype") or "auto")
         self.generator = TransformersGenerator(self.model, self.builder.tokenizer, batch_tokens=0)

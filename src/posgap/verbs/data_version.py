@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posgap.foundation.files import digest_of, read_json, write_json
+from posgap.foundation.files import digest_of, write_json
 from posgap.foundation.locations import Location, is_uri
 from posgap.foundation.printing import RESULT, show
 from posgap.options.data_version import DataVersionConfig
@@ -82,11 +82,6 @@ def data_version(config: DataVersionConfig) -> Location | None:
     log.info("version %s", found.name)
     show(str(found.location), {"version": found.name, "location": str(found.location)})
     return None
-
-
-def read_data_version(folder: Location) -> dict:
-    """Reads the result that `data_version` wrote into `folder`."""
-    return read_json(Path(folder) / VERSION_FILE)
 
 
 def _find_changes(config: DataVersionConfig, digests: Mapping[str, str], champion: "ModelVersion | None") -> list[str]:

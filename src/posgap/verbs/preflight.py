@@ -5,8 +5,7 @@ import logging
 from pathlib import Path
 
 from posgap.foundation.errors import PosgapError, Rejection
-from posgap.foundation.files import read_json, write_json
-from posgap.foundation.locations import Location
+from posgap.foundation.files import write_json
 from posgap.foundation.printing import RESULT
 from posgap.foundation.redaction import redact_value
 from posgap.gating.policy import registered_policy
@@ -69,8 +68,3 @@ def preflight(config: PreflightConfig, out: Path, run: Run) -> None:
         raise Rejection(f"{len(wrong)} thing{'s' * (len(wrong) > 1)} to correct before the run can start: {listed}")
     for name, result in results.items():
         log.log(RESULT, "%s: %s", name, result)
-
-
-def read_plan(folder: Location) -> dict:
-    """Reads the `preflight.json` in `folder`."""
-    return read_json(Path(folder) / PREFLIGHT_FILE)

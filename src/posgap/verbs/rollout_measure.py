@@ -13,7 +13,8 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json
 from posgap.foundation.locations import last_name, with_uris
 from posgap.foundation.printing import RESULT
-from posgap.generation.setup import prompt_builder
+from posgap.generation.asking import ResponseLimits, Wording
+from posgap.generation.setup import builder_of
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.plots import save_picture
 from posgap.measurement.probe import FEW, listen
@@ -42,7 +43,7 @@ MIN_UNATTENDED = 1e-3  # the share of attention on no token from which it is tol
 @stage
 def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     """Writes `measurement.json`, `arrays.npz` and `influence.png`."""
-    builder = prompt_builder(config.task, config.model, 0) if config.task else None
+    builder = builder_of(config.model, Wording(config.task), ResponseLimits()) if config.task else None
     swept = Accuracy.of_sweep(config.sweep, builder, config.n_docs) if config.sweep else None
     positions = swept.positions if swept else []
     sequences = _sequences(config, builder, positions)
