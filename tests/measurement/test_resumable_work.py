@@ -84,3 +84,15 @@ def test_a_comparison_looks_at_the_answers_itself(run):
     seen, generator = [], Counting()
     run(generator, {"first_answers": lambda *asked: seen.append(asked)})
     assert generator.parts == [N * DOCS] == [len(seen)]
+
+
+def test_what_names_answers_is_recorded_and_changes_with_its_parameter(tmp_path):
+    """A further look compares what names the answers of two sweeps by what they recorded."""
+    places = {"examples": tmp_path / "e.jsonl", "out": tmp_path / "out"}
+    settings = SweepConfig(model="m", base_url="http://localhost/v1", **places).sweep_settings()
+    assert settings.response_key.keys() <= settings.recorded.keys()
+    changed = settings.with_parameters(baselines=["oracle"], label="other")
+    assert (changed.baselines, changed.response_key["baselines"], changed.label) == (["oracle"], ["oracle"], "other")
+    assert changed.recorded == settings.recorded | {"baselines": ["oracle"], "label": "other"}
+    assert changed.response_key == settings.response_key | {"baselines": ["oracle"]}
+    assert "mitigation" not in settings.as_recorded
