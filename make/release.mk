@@ -30,6 +30,9 @@ images-scan:  ## looks for known vulnerabilities in them; needs pip-audit, debse
 containers: $(VENV)/.installed-test  ## builds the images cpu and mlflow, and runs them and MLflow's manifests: root, podman, ten minutes
 	POSGAP_CONTAINERS=1 TORCH_INDEX_URL=$(TORCH_INDEX_URL) $(VENV)/bin/python -m pytest -m '' tests/infra/test_containers.py
 
+api-server: $(VENV)/.installed-test  ## infra/kubernetes on Kubernetes' own API server: Go 1.26 and kubectl, five minutes of two cores the first time
+	POSGAP_API_SERVER=1 $(VENV)/bin/python -m pytest -m '' --durations 5 tests/infra/test_api_server.py
+
 manifests: $(VENV)/.installed-test  ## checks infra/kubernetes and renders it to build/manifests/; needs kubectl
 	$(VENV)/bin/python -m pytest --quiet -m '' tests/infra/test_kubernetes.py tests/infra/test_kubernetes_security.py
 	mkdir -p build/manifests
