@@ -28,9 +28,12 @@ s3: $(VENV)/.installed-test  ## the tests of S3 against a real server (S3: ceph 
 	OMP_NUM_THREADS=1 POSGAP_S3=$(S3) $(VENV)/bin/python -m pytest -m "" tests/storage/test_storage.py tests/storage/test_versions.py tests/storage/test_s3_*.py tests/distillation/test_s3_training.py \
 		tests/tracking/test_server.py
 
-frameworks: $(VENV)/.installed-test  ## the code of docs/rag.md in LangChain and in Haystack themselves
+frameworks: $(VENV)/.installed-test  ## what the pages say of LangChain, Haystack, Inspect and lm-eval, in those themselves
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade \
 		--target build/frameworks langchain-core langchain-openai openai haystack-ai
+	$(PYTHON) -m venv build/harnesses
+	build/harnesses/bin/pip install --quiet --disable-pip-version-check -e '.[local,inspect]' pytest lm_eval
+	build/harnesses/bin/python -m pytest -m '' tests/docs/test_harnesses.py
 	HAYSTACK_TELEMETRY_ENABLED=False PYTHONPATH=build/frameworks $(VENV)/bin/python -m pytest -m '' tests/docs/test_frameworks.py tests/docs/test_applications.py
 
 # What runs models is tested in the files that import one of these.

@@ -27,7 +27,7 @@ CARRIED = {"packaging", "pydantic_core", "typing_extensions"}
 # Most modules are only imported where a model of this machine is read; the last test here holds who does without.
 OF_LOCAL = {package for package, extra in EXTRA_OF.items() if extra == "local"}
 # Modules that are of use with an extra alone, and so import it at their top.
-OF_EXTRAS = ("components/", "pipelines/", "src/posgap/foundation/parquet.py")
+OF_EXTRAS = ("components/", "pipelines/", "src/posgap/foundation/parquet.py", "src/posgap/api/inspect_tasks.py")
 UNDER_OTHER_NAMES = {"yaml": "pyyaml"}
 
 
@@ -90,7 +90,7 @@ def test_the_extra_that_is_named_brings_the_package(module):
 def test_all_is_what_fits_into_one_environment():
     (together,) = PROJECT["optional-dependencies"]["all"]
     named = set(re.fullmatch(r"posgap\[(.*)\]", together)[1].split(","))
-    apart = {"gpu", "vllm", "docs", "test", "all"}
+    apart = {"gpu", "vllm", "inspect", "docs", "test", "all"}
     assert named == PROJECT["optional-dependencies"].keys() - apart
 
 

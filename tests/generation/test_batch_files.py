@@ -136,6 +136,34 @@ def test_a_batch_gives_the_figures_of_a_direct_sweep(run, direct, form, provider
     assert "is complete, reused" in run("--answers", "one.jsonl,two.jsonl")[1]
 
 
+def test_lm_evaluation_harness_gets_a_task_and_its_samples_are_answers(run, direct):
+    code, said = run("--requests", "asked", "--batch-format", "lm-eval", "--max-new-tokens", 9)
+    task = json.loads(Path("asked/posgap_position.yaml").read_text())
+    (file,) = task["dataset_kwargs"]["data_files"]["test"]
+    docs = [json.loads(line) for line in Path(file).read_text().splitlines()]
+    wanted = {"until": [], "max_gen_toks": 9, "do_sample": False, "temperature": 0.0}
+    assert code == 0 and Path(file).is_absolute() and task["generation_kwargs"] == wanted and "description" not in task
+    assert len(docs) == N * DOCS and f"{N * DOCS} requests:" in said
+    # A line as `lm_eval run --log_samples` of 0.4.13 writes it, without its digests.
+    rows = [
+        {"doc_id": at, "doc": doc, "target": "", "resps": [[answer(doc["prompt"])[0]]]} for at, doc in enumerate(docs)
+    ]
+    write("samples.jsonl", rows)
+    assert run("--answers", "samples.jsonl", "--max-new-tokens", 9)[0] == 0
+    assert read_sweep(Path("out")).accuracy == read_sweep(direct).accuracy
+    assert run("--answers", "samples.jsonl")[0] == 2  # other requests, so other ids
+
+
+def test_lm_evaluation_harness_is_given_a_system_message_and_bare_prompts(run):
+    assert run("--requests", "asked", "--batch-format", "lm-eval", "--system", "Be brief.")[0] == 0
+    doc = json.loads(Path("asked/requests-001.jsonl").read_text().splitlines()[0])
+    assert json.loads(Path("asked/posgap_position.yaml").read_text())["description"] == "{{system}}"
+    assert doc["system"] == "Be brief." and doc["prompt"].startswith("Extract")
+    assert run("--requests", "bare", "--batch-format", "lm-eval", "--endpoint", "completions")[0] == 0
+    bare = json.loads(Path("bare/requests-001.jsonl").read_text().splitlines()[0])
+    assert bare["system"] == "" and bare["prompt"] == doc["prompt"]
+
+
 def test_requests_are_in_the_provider_s_own_form(run):
     run("--requests", "o", "--system", "Be brief.", "--max-new-tokens", 7, "--stop", "X")
     run("--requests", "a", "--system", "Be brief.", "--max-new-tokens", 7, "--batch-format", "anthropic")

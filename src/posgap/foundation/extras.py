@@ -20,6 +20,7 @@ _PACKAGES = {
     "train": ("deepspeed", "peft"),
     "cluster": ("kubeflow", "kubernetes"),
     "vllm": ("vllm",),
+    "inspect": ("inspect_ai",),
     "gpu": ("flash_attn",),
 }
 EXTRA_OF = dict[str, str]()

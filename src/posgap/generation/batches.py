@@ -15,7 +15,7 @@ from posgap.foundation.files import atomic, digest_of, read_rows
 from posgap.generation.answer_forms import as_completion
 from posgap.generation.endings import before_stop
 from posgap.generation.endpoint_parameters import EndpointParameters
-from posgap.generation.generator import Completion, Sampling
+from posgap.generation.generator import Completion, Outcome, Sampling
 from posgap.generation.served import MUST_STAY, EndpointIdentity
 from posgap.generation.wire import Fault, read_answer, read_fault
 from posgap.tasks.framing import Framing
@@ -36,7 +36,9 @@ FORMATS = {
     "openai": BatchFormat(50_000, 200_000_000),
     "anthropic": BatchFormat(100_000, 256_000_000),
     "jsonl": BatchFormat(),
+    "lm-eval": BatchFormat(),
 }
+LM_EVAL_TASK = "posgap_position"
 
 
 class Request(NamedTuple):
@@ -97,7 +99,34 @@ class RequestWriter:
                 size += len(line.encode()) + 2
         if lines:
             self._write_file(lines)
+        if self.format == "lm-eval" and self.files:
+            self._write_task(sampling)
         yield from ()
+
+    def _write_task(self, sampling: Sampling) -> None:
+        """Writes the task of lm-evaluation-harness that asks the requests. Its answers are cut and scored by posgap."""
+        system = self.maker.framing.system
+        task = {
+            "task": LM_EVAL_TASK,
+            "dataset_path": "json",
+            "dataset_kwargs": {"data_files": {"test": [str(file.absolute()) for file in self.files]}},
+            "test_split": "test",
+            "output_type": "generate_until",
+            **({"description": "{{system}}"} if system else {}),
+            "doc_to_text": "{{prompt}}",
+            "doc_to_target": "",
+            "generation_kwargs": {
+                "until": [],
+                "max_gen_toks": sampling.limit,
+                "do_sample": sampling.temperature > 0,
+                "temperature": sampling.temperature,
+            },
+            "metric_list": [{"metric": "bypass"}],
+        }
+        file = self.folder / f"{LM_EVAL_TASK}.yaml"
+        with atomic(file) as partial:
+            partial.write_text(json.dumps(task, indent=1) + "\n", encoding="utf-8")
+        self.files.append(file)
 
     def _write_file(self, lines: Sequence[str]) -> None:
         is_one_object = self.format == "anthropic"
@@ -130,10 +159,17 @@ def _anthropic(request: Request) -> Json:
     return {"custom_id": request.id, "params": params | ({"system": system[0]} if system else {})}
 
 
+def _lm_eval(request: Request) -> Json:
+    messages = request.body.get("messages") or [{"content": request.body["prompt"]}]
+    system = messages[0]["content"] if len(messages) > 1 else ""
+    return {"id": request.id, "system": system, "prompt": messages[-1]["content"]}
+
+
 _FORMS = {
     "openai": _openai,
     "anthropic": _anthropic,
     "jsonl": lambda request: {"id": request.id, **request.body},
+    "lm-eval": _lm_eval,
 }
 
 
@@ -161,7 +197,7 @@ class _Record(NamedTuple):
 class AnswerFiles:
     """Answers prompts from files of a batch's answers, in whatever order; what is in no file is left out.
 
-    Files are those that OpenAI and Anthropic give back, or lines with `id` and `text`.
+    Files are those that OpenAI and Anthropic give back, lm-evaluation-harness' samples, or lines with `id` and `text`.
     Raises `PosgapError` if an id is there twice, or if models of several names answered and `identity` forbids that.
     """
 
@@ -210,24 +246,33 @@ class AnswerFiles:
 
 def _completion(record: _Record, prompt: Prompt, sampling: Sampling) -> Completion:
     """Returns what a record says of the prompt, as an endpoint's answer is read."""
-    answer: Any = record.fault
-    if record.body is not None:
-        try:
-            answer = read_answer(json.dumps(record.body).encode(), sampling.opened, prompt.text)
-        except ValueError as error:
-            raise PosgapError(f"{record.where}: is no answer: {error}") from None
-    if isinstance(answer, Fault):
-        outcome = "refused" if answer.is_of_a_filter else "failed"
-        return Completion("", [], outcome, reason=str(answer))
-    completion = answer.completion
+    if record.body is None:
+        return _of_fault(record.fault)
+    completion = completion_of(record.body, prompt.text, record.where, sampling.opened)
     text = before_stop(completion.text, sampling.stop)
     return completion._replace(text=text, cut=completion.cut and text == completion.text)
+
+
+def completion_of(body: Json, asked: str, where: str, opened: str | None = None) -> Completion:
+    """Returns what the body of an OpenAI completion, from `where`, answers to a prompt. Raises `PosgapError` if it is
+    none."""
+    try:
+        answer = read_answer(json.dumps(body).encode(), opened, asked)
+    except ValueError as error:
+        raise PosgapError(f"{where}: is no answer: {error}") from None
+    return _of_fault(answer) if isinstance(answer, Fault) else answer.completion
+
+
+def _of_fault(fault: Fault | None) -> Completion:
+    outcome: Outcome = "refused" if fault and fault.is_of_a_filter else "failed"
+    return Completion("", [], outcome, reason=str(fault))
 
 
 def _read_record(row: Any, where: str) -> tuple[str, _Record]:
     """Returns the id and the record of a line."""
     fields = row if isinstance(row, Mapping) else {}
-    name = fields.get("custom_id") or fields.get("id")
+    doc = fields.get("doc")
+    name = fields.get("custom_id") or (doc.get("id") if isinstance(doc, Mapping) else fields.get("id"))
     if not isinstance(name, str) or not name:
         raise PosgapError(f"{where}: has no `custom_id` and no `id`; give the answers as the batch returned them")
     body, fault = None, None
@@ -235,13 +280,15 @@ def _read_record(row: Any, where: str) -> tuple[str, _Record]:
         body, fault = _read_answer(fields)
     except (ValueError, LookupError, TypeError, AttributeError):
         raise PosgapError(
-            f"{where}: {name}: is no answer as OpenAI or Anthropic writes it, and has no `text`"
+            f"{where}: {name}: is no answer as OpenAI, Anthropic or lm-evaluation-harness writes it, and has no `text`"
         ) from None
     return name, _Record(where, body, fault)
 
 
 def _read_answer(fields: Mapping[str, Any]) -> tuple[Json | None, Fault | None]:
     """Returns the completion in a line, or what came in its place, of which one is None."""
+    if "resps" in fields:
+        return as_completion({"text": fields["resps"][0][0]}), None
     if "result" in fields:
         result = fields["result"]
         if result["type"] == "succeeded":

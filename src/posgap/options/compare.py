@@ -20,7 +20,9 @@ class CompareConfig(StageConfig):
     named_by = ("sweeps",)
 
     sweeps: Annotated[InputPaths, POSITIONAL] = Field(
-        min_length=2, description="folders from `sweep`, the reference first; each at one length, or all at several"
+        min_length=2,
+        description="folders from `sweep`, or logs of Inspect (.eval), the reference first; each at one length, or all "
+        "at several",
     )
     allow: Allowed = Field([], description=ALLOW)
 

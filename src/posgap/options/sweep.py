@@ -176,8 +176,10 @@ class SweepVerbConfig(SweepConfig):
     requests: Annotated[WorkPath, RARE] = Field(
         None, description="folder for the requests of a batch; the command then asks nothing"
     )
-    batch_format: Annotated[Literal["openai", "anthropic", "jsonl"], RARE] = Field(
-        "openai", description="format of `requests`: that of OpenAI's or Anthropic's batches, or plain lines"
+    batch_format: Annotated[Literal["openai", "anthropic", "jsonl", "lm-eval"], RARE] = Field(
+        "openai",
+        description="format of `requests`: that of OpenAI's or Anthropic's batches, plain lines, or a task's folder of "
+        "lm-evaluation-harness",
     )
     answers: Annotated[InputPaths, RARE] = Field(
         [], description="files of answers to such requests, which are read in place of asking"

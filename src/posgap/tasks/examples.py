@@ -9,7 +9,7 @@ passages[{title, text, score, relevant, id}]` in a retriever's order, and its go
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, TypeAdapter
 
 from posgap.foundation.files import Record
 
@@ -123,6 +123,7 @@ class RankedExample(Record):
 
 
 AnyExample = Example | KVExample | RankedExample
+EXAMPLE: TypeAdapter[AnyExample] = TypeAdapter(AnyExample)
 
 
 def gold_texts(example: AnyExample) -> list[tuple[str, str]]:

@@ -19,6 +19,7 @@ from posgap.measurement.report import write_report
 from posgap.options.compare import CompareConfig
 from posgap.tracking.runs import Run
 from posgap.verbs.frame import stage
+from posgap.verbs.inspect_logs import SUFFIX, sweep_of_log
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,8 @@ def compare(config: CompareConfig, out: Path, run: Run) -> None:
     if all(is_of_lengths(path) for path in config.sweeps):
         _compare_lengths(config, out, run)
         return
-    evidence = with_distinct_labels([Evidence(path) for path in config.sweeps])
+    folders = [sweep_of_log(path) if path.suffix == SUFFIX else path for path in config.sweeps]
+    evidence = with_distinct_labels([Evidence(path) for path in folders])
     comparison = compare_sweeps(evidence, config.allow)
     write_json(out / COMPARISON_FILE, comparison.model_dump(mode="json"))
     sweeps = [each.sweep for each in evidence]

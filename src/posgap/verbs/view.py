@@ -22,6 +22,7 @@ from posgap.mitigations.search.report import MITIGATE_FILE, MITIGATE_PAGE, read_
 from posgap.options.view import ViewConfig
 from posgap.tracking.history import show_history
 from posgap.verbs.check import CHECK_FILE, PAGE_FILE
+from posgap.verbs.inspect_logs import SUFFIX, is_position_log, sweep_of_log
 
 log = logging.getLogger(__name__)
 INDEX = "index.html"
@@ -94,7 +95,8 @@ def rows(top: Path) -> Iterator[Row]:
     for place, folders, names in os.walk(top):
         folder = Path(place)
         name = os.path.relpath(place, top)
-        folders[:] = sorted(each for each in folders if not each.startswith((".", "mlartifacts")))
+        folders += _swept_logs(folder, names)
+        folders[:] = sorted({each for each in folders if not each.startswith((".", "mlartifacts"))})
         for file in READERS.keys() & set(names):
             if file != SWEEP_FILE:
                 folders.clear()
@@ -106,6 +108,16 @@ def rows(top: Path) -> Iterator[Row]:
                 yield READERS[file](folder, name)
             except PosgapError as error:
                 log.warning("left out: %s", error)
+
+
+def _swept_logs(folder: Path, names: Sequence[str]) -> Iterator[str]:
+    """Yields the names of the folders that the sweeps in Inspect's logs are written to."""
+    for name in sorted(names):
+        try:
+            if name.endswith(SUFFIX) and is_position_log(folder / name):
+                yield sweep_of_log(folder / name).parent.name
+        except PosgapError as error:
+            log.warning("left out: %s", error)
 
 
 def _sweep_row(folder: Path, name: str) -> Row:

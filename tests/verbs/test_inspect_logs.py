@@ -1,0 +1,98 @@
+"""Logs of Inspect as sweeps: one that Inspect 0.3.285 wrote of SmolLM2, as `inspect log dump` prints it without its
+events. `make frameworks` reads the files themselves."""
+
+import gzip
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from posgap.cli.main import main
+from posgap.foundation.errors import PosgapError
+from posgap.measurement.predictions import read_predictions
+from posgap.measurement.sweeps import read_sweep
+from posgap.verbs.inspect_logs import sweep_of_log
+
+RECORDED = Path(__file__).with_name("inspect-log.json.gz")
+
+
+class Row(dict):
+    """A part of a log, whose fields are attributes, as those of Inspect's classes."""
+
+    __getattr__ = dict.get
+
+
+@pytest.fixture
+def log(tmp_path, monkeypatch):
+    """The log's file, whose content a test may change before it is read."""
+    content = json.loads(gzip.decompress(RECORDED.read_bytes()), object_hook=Row)
+    reads = SimpleNamespace(read_eval_log=lambda file, header_only=False: content)
+    monkeypatch.setitem(sys.modules, "inspect_ai", SimpleNamespace(log=reads))
+    monkeypatch.setitem(sys.modules, "inspect_ai.log", reads)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.eval").touch()
+    return content
+
+
+def run(*words):
+    with pytest.raises(SystemExit) as ended:
+        main(list(map(str, words)))
+    return ended.value.code
+
+
+def test_a_log_is_the_sweep_of_its_answers(log):
+    place = sweep_of_log(Path("a.eval"))
+    sweep = read_sweep(place)
+    said = {(row["id"], *row["placement"]): row for row in read_predictions(place)}
+    assert sweep.n_docs == 5 and sweep.model == "hf/smollm2" and len(said) == len(log.samples)
+    for sample in log.samples:
+        row = said[sample.metadata["example"]["id"], int(sample.metadata["position"])]
+        score = sample.scores["position_score"]
+        assert (row["response"], row["correct"]) == (score["answer"], bool(score["value"]))
+        assert row.get("cut", False) == (sample.output.choices[0]["stop_reason"] == "max_tokens")
+    assert sweep.accuracy == [log.results.scores[0].metrics[str(at)]["value"] for at in range(1, 6)]
+    assert sweep.gap == log.results.scores[0].metrics["gap"]["value"]
+
+
+def test_view_and_compare_take_logs(log):
+    Path("other.eval").touch()
+    assert run("view", ".") == 0
+    assert Path("index.html").exists()
+    assert sorted(map(str, Path(".").glob("*.posgap/sweep/sweep.json"))) == [
+        f"{name}.posgap/sweep/sweep.json" for name in ("a", "other")
+    ]
+    assert run("compare", "a.eval", "other.eval", "--out", "c") == 0
+    assert json.loads(Path("c/comparison.json").read_text())["differences"][0]["mean"] == 0
+
+
+def test_a_log_that_was_written_again_is_read_again(log):
+    first = read_sweep(sweep_of_log(Path("a.eval"))).mean
+    for sample in log.samples:
+        sample.output.choices[0].message["content"] = sample.target[0]
+    assert first < read_sweep(sweep_of_log(Path("a.eval"))).mean == 100
+
+
+def test_failed_samples_are_failed_prompts(log):
+    for sample in log.samples[:2]:
+        sample["error"] = Row(message="the model went away")
+    with pytest.raises(PosgapError, match="no figures"):
+        sweep_of_log(Path("a.eval"))
+
+
+@pytest.mark.parametrize("fault", ["other task", "no samples", "lacks samples", "option"])
+def test_what_is_no_sweep_is_refused(log, fault):
+    match fault:
+        case "other task":
+            log.eval.metadata.clear()
+        case "no samples":
+            log["samples"] = []
+        case "lacks samples":
+            log.samples.pop()
+        case "option":
+            log.eval.metadata["posgap"]["lengths"] = ["1k"]
+    with pytest.raises(
+        PosgapError, match={"other task": "posgap/position", "option": "lengths"}.get(fault, "answers to 30 samples")
+    ):
+        sweep_of_log(Path("a.eval"))
