@@ -141,8 +141,8 @@ class R1(Objective):
 
     def _split_anchors(self, rows: Sequence[TrainingPrompt]) -> tuple[list[int], list[int]]:
         """The indices of the anchors, the rows at their pair's advantageous placement, and those of the others."""
-        anchors = []
-        others = []
+        anchors: list[int] = []
+        others: list[int] = []
         for index, row in enumerate(rows):
             is_anchor = self.anchors is not None and row.positions == self.anchors[row.pair]
             (anchors if is_anchor else others).append(index)

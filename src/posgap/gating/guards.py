@@ -268,10 +268,8 @@ def _read_sweeps(
         raise PosgapError(f"{paths['candidate']}: of another kind than {list(paths.values())[1]}; sweep both again")
     examples = None if sources is None else sources.get(name, {})
     assert not isinstance(examples, list)
-    places = [paths.get(role) for role in ("base", "champion")]
-    judged, _ = read_gate_inputs(
-        paths["candidate"], *places, policy.allow, examples=examples, anchor=paths.get("anchor")
-    )
+    base, champion, anchor = (paths.get(role) for role in ("base", "champion", "anchor"))
+    judged, _ = read_gate_inputs(paths["candidate"], base, champion, policy.allow, examples=examples, anchor=anchor)
     for role, path in paths.items():
         swept = getattr(judged, role)
         if swept is None:

@@ -111,7 +111,7 @@ class Application:
         self.function = function
         self.name = name or name_of(function)
         try:
-            parameters = inspect.signature(function).parameters.values()
+            parameters = list(inspect.signature(function).parameters.values())
         except (TypeError, ValueError):  # of a function that is not written in Python
             parameters = []
         self.wanted = [each.name for each in parameters if each.name in _CALLED_WITH]

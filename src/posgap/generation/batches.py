@@ -304,7 +304,7 @@ def _read_answer(fields: Mapping[str, Any]) -> tuple[Json | None, Fault | None]:
 
 
 def _fault(status: int, error: Any) -> Fault:
-    document = error if isinstance(error, dict) else {"error": str(error)}
+    document: dict[str, Any] = error if isinstance(error, dict) else {"error": str(error)}
     while isinstance(document.get("error"), dict) and isinstance(document["error"].get("error"), dict):
         document = document["error"]
     return read_fault(status, json.dumps(document).encode(), document)

@@ -136,8 +136,10 @@ def read_answer(body: bytes, opened: str | None = None, asked: str = "") -> Endp
         is_cut = not is_usual and bool(_LENGTH.search(finish))
         completion = Completion.from_text(parted.answer, [], is_cut, thoughts, usage)
         unknown = "" if is_usual or is_cut else finish
-    says = [_line(_text_or_empty(document.get(name))) for name in ("model", "system_fingerprint", "id")]
-    return EndpointAnswer(completion, *says, unknown)
+    model, fingerprint, id_ = (
+        _line(_text_or_empty(document.get(name))) for name in ("model", "system_fingerprint", "id")
+    )
+    return EndpointAnswer(completion, model, fingerprint, id_, unknown)
 
 
 _THOUGHTS = ("reasoning_content", "reasoning")

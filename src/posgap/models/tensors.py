@@ -47,7 +47,7 @@ def _named(folder: Path, there: set[str]) -> set[str]:
     """The names of the files that load."""
     config = folder / "config.json"
     explicit = read_object(config).get(EXPLICIT) if config.is_file() else None
-    index = folder / (explicit if str(explicit).endswith(".index.json") else INDEX)
+    index = folder / (str(explicit) if str(explicit).endswith(".index.json") else INDEX)
     weight_map = read_object(index).get("weight_map") if index.is_file() else None
     shards = {str(name) for name in weight_map.values()} if isinstance(weight_map, dict) else set[str]()
     if explicit and explicit != index.name:

@@ -190,7 +190,7 @@ class SweepVerbConfig(SweepConfig):
     def _of_a_batch(cls, values: Any) -> Any:
         """Requests go to an endpoint whose address posgap need not know."""
         if isinstance(values, Mapping) and (values.get("requests") or values.get("answers")):
-            return values | {"backend": values.get("backend") or OPENAI.name}
+            return {**values, "backend": values.get("backend") or OPENAI.name}
         return values
 
     @model_validator(mode="after")

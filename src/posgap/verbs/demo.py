@@ -128,7 +128,7 @@ def _sweep_at(like: Evidence, n_docs: int, examples: Path, out: Path) -> Evidenc
         limit=EXAMPLES_ELSEWHERE,
         out=out,
     )
-    return Evidence(sweep_model(config))
+    return Evidence(Path(sweep_model(config)))
 
 
 def make_examples(config: DemoConfig, work: Path) -> tuple[Path, Path]:

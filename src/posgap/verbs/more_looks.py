@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -54,8 +55,8 @@ def _sweep_more(before: Location, examples: Location, number: int, out: Location
     swept = read_sweep(folder)
     if source(swept.model).digest() != swept.model_digest:
         raise PosgapError(f"{swept.model}: another model is there by now than {before} is of; sweep that again")
-    given = {"model": swept.model, "examples": examples, "limit": number, "label": swept.label, "out": out}
-    given |= {"guards": measured_guards(folder)}
+    given: dict[str, Any] = {"model": swept.model, "examples": examples, "limit": number, "label": swept.label}
+    given |= {"out": out, "guards": measured_guards(folder)}
     try:
         config = SweepConfig(**swept.settings | given)
     except ValidationError as error:

@@ -34,7 +34,7 @@ def report(config: ReportConfig, out: Path, run: Run) -> None:
     # Stages that are run together by one command, as the demo's, have a parent that this command ends.
     whole = parent(identity) if run.id and identity and PARENT_VARIABLE not in os.environ else ""
     workflow = read_workflow(identity)
-    known = {"reasons": failed_tasks(workflow), "is_ended_by_hand": is_ended_by_hand(workflow)}
+    known: dict[str, Any] = {"reasons": failed_tasks(workflow), "is_ended_by_hand": is_ended_by_hand(workflow)}
     of_run = config.state, config.message, config.registered_name, whole or run.id
     ending = outcome(identity, stages, *of_run, **known)
     result = redact_value(ending)
