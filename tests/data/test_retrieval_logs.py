@@ -113,7 +113,7 @@ def test_a_row_for_each_passage_is_put_together_by_question_and_rank(tmp_path):
     assert [p.score for p in first.passages] == [0.81, 0.74, 0.6]
 
 
-_ONE_RANK = "left out 1 with several passages at one rank: give each retrieval a `question_id`"
+_ONE_RANK = "left out 1 with several passages at one rank: give each retrieval another `question_id`"
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from posgap.gating.demands import Policy
 from posgap.gating.verdict import next_number
 
 
-def verdict(outcome="not enough evidence", needs=None, gaps=(), **policy) -> SimpleNamespace:
-    return SimpleNamespace(outcome=outcome, needs=needs, evidence_gaps=[*gaps], policy=Policy(**policy))
+def verdict(outcome="not enough evidence", needs=None, gaps=(), unsure="mean", **policy) -> SimpleNamespace:
+    rules = [SimpleNamespace(name="gap", passed=True), SimpleNamespace(name=unsure, passed=False)]
+    return SimpleNamespace(outcome=outcome, needs=needs, evidence_gaps=[*gaps], policy=Policy(**policy), rules=rules)
 
 
 def swept(n, independent=0) -> SimpleNamespace:
@@ -31,6 +32,7 @@ def swept(n, independent=0) -> SimpleNamespace:
         (verdict("refused", needs=700, most_examples=1000), swept(300), 2000, 0),
         (verdict("admitted", most_examples=1000), swept(300), 2000, 0),
         (verdict(needs=700, gaps=["1 placement"], most_examples=1000), swept(300), 2000, 0),  # examples are not it
+        (verdict(needs=700, unsure="guard longer", most_examples=1500), swept(300), 2000, 0),  # it has its own
         (verdict(needs=100, gaps=["50 examples"], most_examples=1000), swept(50), 2000, 100),
     ],
 )

@@ -61,17 +61,19 @@ def verdict(*rules: Ruling, evidence_gaps=(), otherwise=(), needs=None) -> Verdi
         evidence={},
         rules=list(rules),
         needs=needs,
+        measured="measured at 5 documents of task kv alone",
     )
 
 
-TABLE = """# Refused
+MEASURED = "\nThis verdict was measured at 5 documents of task kv alone.\n"
+TABLE = f"""# Refused
 
 |            | rule                           | value | threshold | estimate |     bounds | examples needed |
 |------------|--------------------------------|------:|----------:|---------:|-----------:|----------------:|
 | pass       | wide: at most 12.5 for certain |   8.0 |      12.5 |      5.0 | 2.0 to 8.0 |                 |
 | **unsure** | gap: at most 5 for certain     |   8.0 |         5 |      5.0 | 2.0 to 8.0 |             300 |
 | **fail**   | narrow: at most 1 for certain  |   8.0 |         1 |      5.0 | 2.0 to 8.0 |                 |
-"""
+{MEASURED}"""
 
 
 def test_a_verdict_is_read_as_a_table():
@@ -79,20 +81,20 @@ def test_a_verdict_is_read_as_a_table():
 
 
 def test_below_the_table_stands_what_is_lacking_and_what_was_allowed():
-    table = markdown(verdict(PASSED)).removeprefix("# Admitted\n")
+    table = markdown(verdict(PASSED)).removeprefix("# Admitted\n").removesuffix(MEASURED)
     evidence_gaps, otherwise = ["9 examples, and the gate asks for 100", "x"], ["prompt", "shuffle"]
     little = "\nThere is too little to judge by: 9 examples, and the gate asks for 100; x.\n"
     note = "\nThe sweeps were not asked alike, as was allowed: prompt, shuffle.\n"
     both = verdict(PASSED, evidence_gaps=evidence_gaps, otherwise=otherwise)
-    assert markdown(both) == f"# Not enough evidence\n{table}{little}{note}"
-    assert markdown(verdict(PASSED, otherwise=otherwise)) == f"# Admitted\n{table}{note}"
+    assert markdown(both) == f"# Not enough evidence\n{table}{little}{note}{MEASURED}"
+    assert markdown(verdict(PASSED, otherwise=otherwise)) == f"# Admitted\n{table}{note}{MEASURED}"
     more = (
         "\nWith 420 examples, of which those that hang together count once, a model that is flat and has lost nothing "
         "would be admitted in 80 % of all cases.\n"
     )
     assert (
         markdown(verdict(PASSED, evidence_gaps=evidence_gaps, needs=420))
-        == f"# Not enough evidence\n{table}{little}{more}"
+        == f"# Not enough evidence\n{table}{little}{more}{MEASURED}"
     )
 
 

@@ -154,4 +154,4 @@ def table(steps) -> str:
 
 def test_the_table_on_the_page_is_what_the_rules_give(steps):
     now = table(steps)
-    assert now in (ROOT / "docs/kubeflow.md").read_text(encoding="utf-8"), f"put this there:\n{now}"
+    assert now in (ROOT / "docs/kubeflow-reference.md").read_text(encoding="utf-8"), f"put this there:\n{now}"
