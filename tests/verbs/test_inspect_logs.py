@@ -74,25 +74,46 @@ def test_a_log_that_was_written_again_is_read_again(log):
     assert first < read_sweep(sweep_of_log(Path("a.eval"))).mean == 100
 
 
-def test_failed_samples_are_failed_prompts(log):
+@pytest.mark.parametrize("how", ["an error of the sample", "an output without choices"])
+def test_failed_samples_are_failed_prompts(log, how):
     for sample in log.samples[:2]:
-        sample["error"] = Row(message="the model went away")
+        if how == "an error of the sample":
+            sample["error"] = Row(message="the model went away")
+        else:
+            sample.output["choices"] = []
     with pytest.raises(PosgapError, match="no figures"):
         sweep_of_log(Path("a.eval"))
 
 
-@pytest.mark.parametrize("fault", ["other task", "no samples", "lacks samples", "option"])
+@pytest.mark.parametrize("fault", ["other task", "no options", "no samples", "lacks samples", "option", "example"])
 def test_what_is_no_sweep_is_refused(log, fault):
     match fault:
         case "other task":
             log.eval.metadata.clear()
+        case "no options":
+            log.eval.metadata["posgap"] = "kv"
+        case "example":
+            log.samples[3].metadata["example"] = {"id": 3}
         case "no samples":
             log["samples"] = []
         case "lacks samples":
             log.samples.pop()
         case "option":
             log.eval.metadata["posgap"]["lengths"] = ["1k"]
-    with pytest.raises(
-        PosgapError, match={"other task": "posgap/position", "option": "lengths"}.get(fault, "answers to 30 samples")
-    ):
+    words = {"other task": "posgap/position", "no options": "posgap/position", "option": "lengths"}
+    words["example"] = f"sample {log.samples[3].id if fault == 'example' else ''}: its example"
+    with pytest.raises(PosgapError, match=words.get(fault, "answers to 30 samples")):
         sweep_of_log(Path("a.eval"))
+
+
+def test_a_log_that_cannot_be_read_is_left_out_of_the_view(log, caplog):
+    def read(file, header_only=False):
+        if file.endswith("cut.eval"):
+            raise ValueError("EOCD not found")
+        return log
+
+    sys.modules["inspect_ai.log"].read_eval_log = read
+    Path("cut.eval").touch()
+    assert run("view", ".") == 0
+    assert "left out: cut.eval: Inspect cannot read this log: EOCD not found" in caplog.text
+    assert [str(path) for path in Path(".").glob("*.posgap/sweep/sweep.json")] == ["a.posgap/sweep/sweep.json"]

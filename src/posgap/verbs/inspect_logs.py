@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from posgap.data.reading import write_examples
-from posgap.foundation.errors import PosgapError, first_fault
+from posgap.foundation.errors import PosgapError, first_fault, first_line
 from posgap.foundation.extras import import_extra
 from posgap.foundation.files import write_jsonl
 from posgap.foundation.locations import Location
@@ -28,6 +28,7 @@ class ModelOutput(Protocol):
     """What posgap reads of Inspect's class of this name."""
 
     model: str
+    error: str | None
     choices: Any
     stop_reason: str
     usage: Any
@@ -35,7 +36,7 @@ class ModelOutput(Protocol):
 
 def config_of(options: Mapping[str, Any], examples: Location, **chosen: Any) -> SweepConfig:
     """Returns the config of a sweep that Inspect asks. Raises `PosgapError` for what its tasks cannot do."""
-    for name in ("lengths", "mitigation", "base_url"):
+    for name in ("lengths", "mitigation", "base_url", "guards"):
         if options.get(name):
             raise PosgapError(f"{name}: is not for a task of Inspect; use `posgap sweep`")
     ours = {"backend": OPENAI.name, "examples": examples}
@@ -51,10 +52,12 @@ def maker_of(config: SweepConfig) -> RequestMaker:
 
 
 def body_of(output: ModelOutput) -> dict[str, Any]:
-    """Returns a model's output as the body of an OpenAI completion."""
+    """Returns a model's output as the body of an OpenAI completion, or of an error if there is none."""
+    if not output.choices:
+        return {"error": {"message": output.error or "the model gave no answer"}}
     text = ""
     thoughts = ""
-    content = output.choices[0].message.content if output.choices else ""
+    content = output.choices[0].message.content
     for part in [content] if isinstance(content, str) else content:
         text += part if isinstance(part, str) else getattr(part, "text", "")
         thoughts += getattr(part, "reasoning", "")
@@ -66,9 +69,22 @@ def body_of(output: ModelOutput) -> dict[str, Any]:
 
 
 def is_position_log(file: Path) -> bool:
-    """Whether a file is Inspect's log of posgap's task."""
-    header = import_extra("inspect_ai.log").read_eval_log(str(file), header_only=True)
-    return OPTIONS in (header.eval.metadata or {})
+    """Whether a file is Inspect's log of posgap's task. Raises `PosgapError` if it is no log."""
+    return _options_in(_read_log(file, header_only=True)) is not None
+
+
+def _read_log(file: Path, header_only: bool) -> Any:
+    reader = import_extra("inspect_ai.log")
+    try:
+        return reader.read_eval_log(str(file), header_only=header_only)
+    except Exception as error:  # of the archive, of its JSON or of Inspect's own classes
+        raise PosgapError(f"{file}: Inspect cannot read this log: {first_line(error)}") from None
+
+
+def _options_in(log: Any) -> Mapping[str, Any] | None:
+    """The options of posgap's task that a log names; None if it is of another task."""
+    options = (log.eval.metadata or {}).get(OPTIONS)
+    return options if isinstance(options, Mapping) else None
 
 
 def sweep_of_log(file: Path) -> Path:
@@ -76,15 +92,20 @@ def sweep_of_log(file: Path) -> Path:
 
     The examples come from the log itself. Raises `PosgapError` if it is of another task, or lacks samples.
     """
-    log = import_extra("inspect_ai.log").read_eval_log(str(file))
-    options = (log.eval.metadata or {}).get(OPTIONS)
+    log = _read_log(file, header_only=False)
+    options = _options_in(log)
     if options is None:
         raise PosgapError(f"{file}: is a log of the task {log.eval.task}; posgap reads those of posgap/position")
     examples: dict[str, AnyExample] = {}
     answers = []
     for sample in log.samples or []:
-        row = sample.metadata["example"]
-        examples.setdefault(row["id"], EXAMPLE.validate_python(row))
+        try:
+            example = EXAMPLE.validate_python((sample.metadata or {}).get("example"))
+        except ValidationError as error:
+            raise PosgapError(
+                f"{file}: sample {sample.id}: its example: {first_fault(error)}; run the task again"
+            ) from None
+        examples.setdefault(example.id, example)
         if sample.error:
             answers.append({"id": sample.id, "error": {"message": sample.error.message}})
         else:
