@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from scipy import stats
 from written_sweeps import write_sweep
 
 from posgap.foundation.errors import PosgapError
-from posgap.measurement import power
+from posgap.measurement import power, simulated_sweeps, statistics
 from posgap.measurement.power import Assumptions
 from posgap.measurement.simulated_sweeps import examples_for_gap
 from posgap.options.plan_sweep import PlanConfig
@@ -27,6 +28,17 @@ def test_the_number_of_examples_for_a_gap_is_the_least_with_the_power_of_cochran
 
     n = math.ceil(power.examples_by_cochran(gap, assumed, 0.8))
     assert found(n - 1) < 0.8 <= found(n)
+
+
+@pytest.mark.parametrize("placements", [3, 20])
+def test_a_plan_calls_uneven_what_the_flatness_test_does(placements):
+    assumed = Assumptions(placements, 0.9, 0.4, 1.0)
+    pairs = []
+    for correct in islice(simulated_sweeps._simulate_gap(0.1, assumed, 120), 200):
+        pairs.append((simulated_sweeps._is_uneven(correct), statistics.flatness_p(correct) < 0.05))
+    assert np.mean([plan == test for plan, test in pairs]) > 0.95
+    assert 0.2 < np.mean([test for _, test in pairs]) < 0.9
+    assert not simulated_sweeps._is_uneven(np.ones((9, placements)))
 
 
 def test_the_number_of_examples_is_the_least_with_the_paired_test_s_power():
