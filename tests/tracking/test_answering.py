@@ -106,6 +106,8 @@ def test_all_settings_of_a_sweep_are_known():
     backends = set().union(*(backend.parameters.model_fields for backend in BACKENDS))
     known = answering._AskedSettings.model_fields.keys() | answering._OTHERS | backends
     assert known == SweepConfig.parameters().keys()
+    for name, field in answering._AskedSettings.model_fields.items():
+        assert field.default == SweepConfig.default(name), name
 
 
 def test_memory_is_that_of_the_weights_in_their_precision_and_of_a_container_s_limit(

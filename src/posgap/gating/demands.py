@@ -5,6 +5,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
+from posgap.foundation.bounds import read_bytes
+from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import ALLOW, NO_OPTION, Allowed, parse_settings
 from posgap.foundation.registry import Parameters
 from posgap.gating.rules import GATE_RULES
@@ -14,6 +16,7 @@ PUBLIC_KEY = r"^(ed25519:[A-Za-z0-9+/]{43}=)?$"
 
 
 MOST_EXAMPLES = 10**9
+MAX_BYTES = 16_384  # of a policy file; the longest sensible one has a tenth
 MAX_NATS = 0.5  # a token: a text that lost more counts as this
 
 
@@ -85,8 +88,8 @@ def _guards(value: Any) -> Any:
     """Guards by name: as they are, as YAML, or in a YAML file, which may be a whole policy."""
     if isinstance(value, Path) or (isinstance(value, str) and value and not {"{", "\n"} & {*value}):
         try:
-            value = Path(value).read_text("utf-8")
-        except (OSError, ValueError) as error:
+            value = read_bytes(Path(value), MAX_BYTES).decode("utf-8")
+        except (PosgapError, OSError, ValueError) as error:
             raise ValueError(f"neither guards, like {{longer: {{n_docs: 40}}}}, nor a file of them: {error}") from None
     named = parse_settings(value) if isinstance(value, str) else value
     return named.get("guards", named) if isinstance(named, dict) else named

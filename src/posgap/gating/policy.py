@@ -13,7 +13,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import atomic, digest_of, parse_as
 from posgap.foundation.locations import cache_folder
 from posgap.foundation.yaml_text import Quoted, parse_yaml
-from posgap.gating.demands import Guard, Policy
+from posgap.gating.demands import MAX_BYTES, Guard, Policy
 from posgap.tracking import registry
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,6 @@ _WRITTEN: dict[Any, str] = {
     float | None: _NUMBER,
     bool: _YES_OR_NO,
 }  # how a policy writes values of a type
-MAX_BYTES = 16_384  # of a policy file; the longest sensible one has a tenth
 
 
 def read_policy(path: Path) -> Policy:

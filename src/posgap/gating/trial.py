@@ -90,11 +90,7 @@ def require_references(
         version = _version_of(evidence, versions)
         with tempfile.TemporaryDirectory() as place:
             recorded = judged_sweep(version, Path(place)) if version else None
-
-            @functools.cache
-            def model(version=version, role=role, place=Path(place), sweep=evidence.sweep) -> Path:
-                return _bring(version, place) if version else _find_model(sweep, role, place, base)
-
+            model = functools.cache(functools.partial(_bring, version, evidence.sweep, role, Path(place), base))
             if version and recorded and not list_differences(read_sweep(recorded), evidence.sweep):
                 _require_promoted_by(recorded, evidence, f"{name} version {version.version}")
             elif is_tried:
@@ -180,7 +176,10 @@ def _require_believable(guard: TriedGuard, model: Path, policy: Policy, role: st
         raise PosgapError(f"what was measured of the {role} cannot be believed: {error}") from None
 
 
-def _bring(version: "ModelVersion", place: Path) -> Path:
+def _bring(version: "ModelVersion | None", sweep: Sweep, role: str, place: Path, base: Path | None) -> Path:
+    """Returns the folder of a version's model, brought to `place`; without a version that of the sweep's model."""
+    if version is None:
+        return _find_model(sweep, role, place, base)
     return registry.bring_model(f"models:/{version.name}/{version.version}", place / "model")
 
 

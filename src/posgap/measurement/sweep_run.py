@@ -43,7 +43,7 @@ from posgap.tasks.echo import find_copying
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.metrics import METRICS, is_sentence
 from posgap.tasks.placements import Placement, shard_of
-from posgap.tasks.positions import parse_shard
+from posgap.tasks.positions import is_first_part
 from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tasks.rag import order_of_retriever
 from posgap.tasks.special_tokens import OF_ANY_MODEL, count_special
@@ -102,7 +102,7 @@ class SweepRun:
     def all_placements(self) -> list[Placement]:
         """The placements, and the baselines."""
         settings = self.settings
-        is_first = not settings.shard or parse_shard(settings.shard)[0] == 1  # the first part of a sweep has them alone
+        is_first = is_first_part(settings.shard)
         baselines = self.builder.task.baselines(settings.baselines, settings.n_docs) if is_first else []
         return [*self.placements, *baselines]
 

@@ -12,6 +12,11 @@ def parse_positions(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
+def is_first_part(shard: str) -> bool:
+    """Whether a part of a sweep has what all parts have once, as baselines and guards; so has a whole sweep ("")."""
+    return not shard or parse_shard(shard)[0] == 1
+
+
 def parse_shard(text: str) -> tuple[int, int]:
     """The numbers (2, 4) of "2/4", the second of four parts; raises `ValueError` for other text."""
     part, _, parts = text.partition("/")

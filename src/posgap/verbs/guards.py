@@ -17,15 +17,9 @@ from posgap.models.precision import device_class
 from posgap.options.sweep import SweepConfig
 from posgap.storage.inputs import source
 from posgap.tasks.examples import AnyExample
-from posgap.tasks.positions import parse_shard
 from posgap.tasks.prompts import TextPromptBuilder
 
 log = logging.getLogger(__name__)
-
-
-def is_first_part(config: SweepConfig) -> bool:
-    """Whether a part of a sweep has what all of it has once: baselines and guards."""
-    return not config.shard or parse_shard(config.shard)[0] == 1
 
 
 def guard_config(config: SweepConfig, name: str, guard: Guard) -> SweepConfig:

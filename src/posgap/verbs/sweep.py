@@ -38,13 +38,14 @@ from posgap.storage.cache import fetch_location
 from posgap.storage.inputs import source
 from posgap.storage.lineage import training_examples
 from posgap.tasks.examples import AnyExample
+from posgap.tasks.positions import is_first_part
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 from posgap.tracking.runs import Run
 from posgap.tracking.sweeps import log_lengths, log_sweep
 from posgap.verbs.batches import read_answers, require_asked, write_requests
 from posgap.verbs.first_look import RELIABLE, choose_first_look, reliable_commands
 from posgap.verbs.frame import is_complete, run_stage
-from posgap.verbs.guards import guard_config, is_first_part, measure_texts, why_not_asked, write_guard
+from posgap.verbs.guards import guard_config, measure_texts, why_not_asked, write_guard
 from posgap.verbs.inputs import with_local_paths
 
 log = logging.getLogger(__name__)
@@ -138,7 +139,7 @@ def _write_sweeps(
     refuse_searched_on(Path(config.model), examples[: config.limit or None])
     builder = config.builder()
     evidence = list[Evidence]()
-    if is_first_part(config):
+    if is_first_part(config.shard):
         measure_texts(asked, out / GUARDS)  # before a backend takes all of a GPU's memory
     opens = (lambda: generator) if generator else open_once(config.access(), builder)
     builders = at_lengths(config.lengths, config.depths, config.seed, builder, examples)
@@ -161,7 +162,7 @@ def _write_sweeps(
         _write_lengths(evidence, builders[0], config.most_gap, out, run)
     else:
         log_sweep(evidence[0].sweep, run)
-    if is_first_part(config):
+    if is_first_part(config.shard):
         _sweep_guards(asked, config, examples, opens, earlier, out, run)
     run.artifact(out)
 
@@ -176,10 +177,10 @@ def _sweep_guards(
     run: Run,
 ) -> None:
     """Sweeps the guards on examples that were `asked` for, each into a folder of its own."""
+    factors = _read_factors(config.model) if asked.guards and BACKENDS[config.backend].local else None
     for name, guard in asked.guards.items():
         if guard.text:
             continue
-        factors = _read_factors(config.model) if BACKENDS[config.backend].local else None
         of_guard = guard_config(config, name, guard)
         others = read_examples(of_guard.examples) if guard.examples else examples
         builder = of_guard.builder()
