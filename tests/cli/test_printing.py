@@ -295,7 +295,7 @@ def test_bash_completes_verbs_options_and_values():
         "sweep",
         "--json",
         "after before both",
-        "kv qa needle two-hop choice",
+        "kv qa needle two-hop choice favorite",
     ]
     assert not done.stderr
 

@@ -79,17 +79,16 @@ def test_the_summary_is_what_the_sweeps_say(demo):
 
 @pytest.mark.nightly
 def test_the_commands_of_the_page_close_the_gap_as_they_are_typed(demo, tmp_path, monkeypatch):
-    """docs/distillation.md's first block, for the demo's model and examples: no rate is given."""
+    """docs/distillation.md's transcripts, for the demo's model and examples."""
     page = (Path(__file__).parents[2] / "docs" / "distillation.md").read_text(encoding="utf-8")
     for name in ("train", "eval"):
         (tmp_path / f"{name}.jsonl.gz").symlink_to(next(demo.work.glob(f"{name}-*.jsonl.gz")))
-    (tmp_path / "M").symlink_to(demo.work / "model")
+    (tmp_path / "small").symlink_to(demo.work / "model")
     monkeypatch.chdir(tmp_path)
-    commands = re.search(r"```sh\n(.*?)```", page, re.DOTALL)[1].splitlines()
-    assert [command.split()[1] for command in commands] == ["sweep", "teacher", "distill", "sweep", "compare"]
+    commands = re.findall(r"^\$ posgap (.*)", page, re.MULTILINE)
+    assert [command.split()[0] for command in commands] == ["sweep", "teacher", "distill", "sweep", "compare"]
     for command in commands:
-        assert "learning-rate" not in command
-        subprocess.run([Path(sys.executable).with_name("posgap"), *command.split()[1:]], check=True)
+        subprocess.run([Path(sys.executable).with_name("posgap"), *command.split()], check=True)
     before, after = read_sweep(Path("run/base")), read_sweep(Path("run/after"))
     assert before.gap >= 40 and after.gap <= 15 and after.mean >= before.mean + 20
 

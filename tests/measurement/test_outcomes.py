@@ -102,7 +102,7 @@ def test_beyond_the_bound_there_are_no_figures_and_nothing_is_paid_for_twice(tmp
             sweep_model(SweepConfig(**options(tmp_path, endpoint)))
         message = str(rejected.value)
         assert "no figures: 4 of 500 prompts were not answered (refused 3, empty 1), at most 4.0 % at a plac" in message
-        assert "(3), and 2 % is allowed; most often: finish_reason content_filter. See " in message
+        assert "(3), and 2 % is allowed; most often: finish_reason content_filter (3 times). See " in message
         (early,) = [
             record.getMessage() for record in caplog.records if "there will be no figures" in record.getMessage()
         ]

@@ -44,7 +44,7 @@ def test_history_shows_who_was_champion_and_rollback_brings_the_former_back(tmp_
         main(["view", "models:/tiny", "--json"])
     told = json.loads(capsys.readouterr().out)
     assert [*told] == ["name", "versions", "changes"] and told["name"] == "tiny"
-    shown = "version registered aliases method gap mean worst gate policy data champion"
+    shown = "version registered aliases method gap mean worst gate policy data guards champion"
     assert " ".join(told["versions"][0]) == shown and list(told["versions"][0].values()) == cells
     assert [[change[key] for key in ("before", "version")] for change in told["changes"]] == [
         ["", "1"],

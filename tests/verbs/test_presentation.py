@@ -42,7 +42,7 @@ def test_a_version_says_what_it_is_on_its_page(tmp_path, server, base, model_fol
     swept = read_sweep(admitted.sweep)
     (version,) = server.search_model_versions("name='tiny'")
     for_people = sorted(version.tags)[: -len([tag for tag in version.tags if tag >= "posgap."])]
-    assert for_people == ["data", "gap", "gate", "mean", "method", "policy"]
+    assert for_people == ["data", "gap", "gate", "guards", "mean", "method", "policy"]
     assert version.tags["gap"] == f"{swept.gap:.1f} ({swept.gap_ci95[0]:.1f} to {swept.gap_ci95[1]:.1f})"
     assert version.tags["gate"] == "admitted" and swept.examples_digest[:12] in version.tags["data"]
     assert all(len(value) <= 64 for tag, value in version.tags.items() if tag != "posgap.policy")

@@ -39,7 +39,7 @@ def endpoint(monkeypatch):
 @pytest.fixture
 def config(endpoint, tmp_path, monkeypatch):
     monkeypatch.setenv("POSGAP_RETRIES", "0")
-    write_examples(tmp_path / "e.jsonl", [kv_example(i, 3) for i in range(24)])
+    write_examples(tmp_path / "e.jsonl", [kv_example(i, 3) for i in range(48)])
     return MitigateConfig(
         examples=tmp_path / "e.jsonl",
         model="m",
@@ -83,7 +83,7 @@ def test_at_an_endpoint_mitigations_of_prompts_are_compared_by_tokens_and_calls(
     )
 
     base = read_sweep(out / "sweeps" / "base")
-    assert base.spent.prompts == 12 * 3 and base.served.models == ("m-1",)
+    assert base.spent.prompts == 24 * 3 and base.served.models == ("m-1",)
     alike = {"model": "m", "n_docs": 3, "backend": "openai", "base_url": endpoint.url}
     settings = by_name["reordering"].settings
     asked_by = {"mitigation": "reordering", "mitigation_settings": settings}
@@ -94,9 +94,9 @@ def test_at_an_endpoint_mitigations_of_prompts_are_compared_by_tokens_and_calls(
 
 def test_an_endpoint_that_fails_ends_it_and_what_was_tried_is_not_asked_again(config, endpoint):
     alone = config.model_copy(update={"methods": ["reversed"]})
-    asked, half = [], 12 * 3
+    asked, half = [], 24 * 3
     endpoint.broken = lambda text: asked.append(text) or len(asked) == half + 3  # once, as `reversed` is tried
-    with pytest.raises(PosgapError, match="m: reversed: 1 of 12 questions at a placement are not.*--max-unanswered"):
+    with pytest.raises(PosgapError, match="m: reversed: 1 of 24 questions at a placement are not.*--max-unanswered"):
         mitigate(alone)
     assert len(asked) == 2 * half
     assert [each.name for each in read_mitigate(mitigate(alone)).measured_outcomes] == ["reversed"]
@@ -105,7 +105,7 @@ def test_an_endpoint_that_fails_ends_it_and_what_was_tried_is_not_asked_again(co
 
 def test_an_endpoint_that_becomes_another_is_not_compared_with_what_it_was(config, endpoint):
     alone, seen = config.model_copy(update={"methods": ["reversed"]}), []
-    endpoint.broken = lambda text: seen.append(text) or setattr(endpoint, "model", f"m-{1 + (len(seen) > 70)}")
+    endpoint.broken = lambda text: seen.append(text) or setattr(endpoint, "model", f"m-{1 + (len(seen) > 140)}")
     with pytest.raises(PosgapError, match="its model was m-1, and is m-2 now.*--identity any"):
         mitigate(alone)
     endpoint.broken = lambda text: False
