@@ -67,6 +67,18 @@ def test_a_function_gets_the_prompt_or_the_messages_and_may_be_async():
     assert (spent.prompt_tokens, spent.completion_tokens, spent.prompts) == (7 * 8 * DOCS, 2 * 8 * DOCS, 8 * DOCS)
 
 
+def test_async_calls_of_all_sweeps_stay_in_one_event_loop():
+    loops = []
+
+    async def answer(prompt):
+        loops.append(asyncio.get_running_loop())
+        return retrieve(prompt)
+
+    swept(answer, EXAMPLES[:2])
+    swept(answer, EXAMPLES[:2])
+    assert len(set(loops)) == 1, "a client that was used in one loop raises in another"
+
+
 def test_passages_have_the_titles_and_ids_of_a_log_and_the_baselines_their_own():
     seen = []
 

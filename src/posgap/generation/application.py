@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import chain, islice
 from typing import Any, TypeVar
 
@@ -169,7 +169,6 @@ class ApplicationGenerator:
     _failures: int = 0  # in a row
     _has_answered: bool = False
     _notes: tuple[str, ...] = ()
-    _loop: asyncio.AbstractEventLoop | None = field(default=None, repr=False)
 
     def require_same(self) -> None:
         """Does nothing: whether an application is what it was is said by its `version`."""
@@ -364,18 +363,16 @@ class ApplicationGenerator:
             async with asyncio.timeout(seconds):
                 return await returned
 
-        return asyncio.run_coroutine_threadsafe(wait(), self._event_loop()).result()
-
-    def _event_loop(self) -> asyncio.AbstractEventLoop:
-        """Returns the loop of all async calls, in one thread, so that a client stays with one loop."""
-        with _STARTING:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="application loop", daemon=True).start()
-        return self._loop
+        return asyncio.run_coroutine_threadsafe(wait(), _event_loop()).result()
 
 
-_STARTING = threading.Lock()
+@cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """Returns the loop of all async calls of this process: an application's client stays with the loop that it was
+    first used in, through every sweep of a comparison."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="application loop", daemon=True).start()
+    return loop
 
 
 def _listed(numbers: Iterable[int]) -> str:
