@@ -103,8 +103,13 @@ def test_training_never_saw_the_evaluation_records(demo):
 def test_the_gate_admits_the_distilled_model_and_refuses_the_base(demo, tmp_path):
     base, candidate = demo.steps["merge_base"], demo.steps["merge_candidate"]
     verdict = read_verdict(demo.steps["gate"])
-    assert verdict.policy == Policy() and verdict.outcome == "admitted" and "champion" not in verdict.evidence
-    again = read_verdict(admit(GateConfig(out=tmp_path / "1", candidate=candidate, base=base)))
+    assert verdict.policy == Policy(guards={"longer": {}}) and verdict.outcome == "admitted"
+    assert "champion" not in verdict.evidence and verdict.measured.startswith("measured at 20 documents of task kv")
+    (longer,) = verdict.guards
+    assert longer.name == "longer" and not longer.binds
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("guards: {longer: {}}")
+    again = read_verdict(admit(GateConfig(out=tmp_path / "1", candidate=candidate, base=base, policy=policy)))
     # Another moment, and for no name.
     assert again == verdict.model_copy(update={"name": again.name, "judged_at": again.judged_at})
     refused = read_verdict(admit(GateConfig(out=tmp_path / "2", candidate=base, base=base)))
