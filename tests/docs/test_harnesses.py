@@ -1,6 +1,7 @@
 """posgap's task in Inspect and in lm-evaluation-harness themselves, on SmolLM2, beside a sweep of it. `make frameworks`
 runs this."""
 
+import contextlib
 import importlib.util
 import os
 import subprocess
@@ -44,15 +45,22 @@ def model():
     return real_models.folder("smollm2")
 
 
-@pytest.fixture
-def direct(model, tmp_path, monkeypatch):
+@pytest.fixture(scope="module", autouse=True)
+def place(tmp_path_factory):
+    """The folder that the commands run in."""
+    folder = tmp_path_factory.mktemp("harnesses")
+    with contextlib.chdir(folder):
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def direct(model, place):
     """The answers of a sweep in float32, of keys and values with eight digits."""
-    monkeypatch.chdir(tmp_path)
     pairs = [
         [(f"{7919 * (number + at):08d}", f"{104729 + number * at:08d}") for at in range(DOCS)] for number in range(N)
     ]
     write_examples(
-        tmp_path / "kv.jsonl.gz",
+        place / "kv.jsonl.gz",
         [
             KVExample(id=str(n), question=k[1][0], answers=[k[1][1]], key=k[1][0], value=k[1][1], records=k)
             for n, k in enumerate(pairs)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -112,7 +113,10 @@ def test_what_a_function_may_return(returned, ends):
         assert row["response"] == ("a" if ends in ("answered", "cut") else "")
 
 
-@pytest.mark.parametrize("returned", [None, {"answer": "a"}, 3])
+@pytest.mark.parametrize(
+    "returned",
+    [None, {"answer": "a"}, 3, b"a", Answer(None), {"choices": []}, {"choices": [{"finish_reason": "error"}]}],
+)
 def test_what_is_no_answer_ends_the_sweep(returned):
     with pytest.raises(PosgapError, match="TypeError: returned"):
         swept(lambda prompt: returned)
@@ -144,6 +148,36 @@ def test_an_exception_that_comes_first_ends_the_sweep_after_one_prompt(monkeypat
     with pytest.raises(PosgapError):
         swept(answer)
     assert len(called) == 4
+
+
+class OwnError(BaseException):
+    """One that is no `Exception`."""
+
+
+async def wait_for_ever(prompt):
+    await asyncio.sleep(60)
+
+
+async def cancel(prompt):
+    raise asyncio.CancelledError
+
+
+def raise_own_error(prompt):
+    raise OwnError
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (wait_for_ever, r"TimeoutError: no answer within 0.05 s \(3"),
+        (cancel, r"CancelledError \(3"),
+        (raise_own_error, r"OwnError \(test_application.py"),
+        (lambda prompt: json.loads("["), r"JSONDecodeError: .* \(test_application.py"),
+    ],
+)
+def test_whatever_is_raised_is_said_with_its_place(function, said):
+    with pytest.raises(PosgapError, match=said):
+        swept(function, timeout=0.05)
 
 
 def test_failures_in_a_row_end_a_sweep():
@@ -214,10 +248,14 @@ def test_answers_that_differ_when_they_are_asked_again_are_counted():
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (lambda question: "", "takes question alone"),
-        (lambda passages: "", "takes passages alone"),
-        (lambda question, passages, session: "", "has the parameters question, passages, session"),
-        (lambda one, two: "", "has the parameters one, two"),
+        (lambda question: "", r"\(question\): posgap gives"),
+        (lambda passages: "", r"\(passages\)"),
+        (lambda messages, question: "", r"\(messages, question\)"),
+        (lambda question, passages, session: "", r"\(question, passages, session\)"),
+        (lambda question, passages, /: "", r"\(question, passages, /\)"),
+        (lambda one, two: "", r"\(one, two\)"),
+        (lambda **values: "", r"\(\*\*values\)"),
+        (lambda: "", r"\(\)"),
     ],
 )
 def test_parameters_that_posgap_cannot_fill(function, said):
@@ -238,7 +276,9 @@ def test_settings_of_prompts_are_refused():
 
 def test_a_module_of_the_users_is_imported_from_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine_here.py").write_text("class App:\n    def answer(self, prompt): return 'a'\napp = App()\nn = 3\n")
+    (tmp_path / "mine_here.py").write_text(
+        "import os\nos.chdir('/')\nclass App:\n    def answer(self, prompt): return 'a'\napp = App()\nn = 3\n"
+    )
     (tmp_path / "broken_here.py").write_text("import nothing_of_that_name\n")
     before = list(sys.path)
     assert load_function("python:mine_here:app.answer")("") == "a"
@@ -250,7 +290,7 @@ def test_a_module_of_the_users_is_imported_from_the_current_folder(tmp_path, mon
     }.items():
         with pytest.raises(PosgapError, match=said):
             load_function(f"python:{name}")
-    assert sys.path == before
+    assert sys.path == before and Path.cwd() == tmp_path
 
 
 def test_an_application_is_typed_and_comes_from_no_file_and_no_cluster(tmp_path, capfd):

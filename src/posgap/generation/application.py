@@ -10,6 +10,7 @@ import os
 import queue
 import secrets
 import sys
+import sysconfig
 import threading
 import time
 import traceback
@@ -87,7 +88,8 @@ def load_function(address: str) -> Callable:
     module, colon, name = address.removeprefix(FUNCTION).partition(":")
     if not (colon and module and name):
         raise PosgapError(f"--model {address}: write python:package.module:function")
-    sys.path.insert(0, os.getcwd())
+    here = os.getcwd()
+    sys.path.insert(0, here)
     try:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
@@ -95,7 +97,8 @@ def load_function(address: str) -> Callable:
     except (Exception, SystemExit) as error:  # whatever somebody's module raises
         raise PosgapError(f"--model {address}: cannot be imported: {_described(error)}") from None
     finally:
-        sys.path.remove(os.getcwd())
+        sys.path.remove(here)
+        os.chdir(here)  # the rest of the command names its files from here
     if not callable(found):
         raise PosgapError(f"--model {address}: is a {type(found).__name__}, and no function")
     return found
@@ -110,26 +113,21 @@ class Application:
     def __init__(self, function: Callable, name: str = ""):
         self.function = function
         self.name = name or name_of(function)
+        self.wanted: list[str] = []
         try:
-            parameters = list(inspect.signature(function).parameters.values())
+            signature = inspect.signature(function)
         except (TypeError, ValueError):  # of a function that is not written in Python
-            parameters = []
-        self.wanted = [each.name for each in parameters if each.name in _CALLED_WITH]
-        if ("question" in self.wanted) != ("passages" in self.wanted):
+            return
+        self.wanted = [each for each in signature.parameters if each in _CALLED_WITH]
+        try:
+            signature.bind(**dict.fromkeys(self.wanted)) if self.wanted else signature.bind("")
+            can_be_called = ("question" in self.wanted) == ("passages" in self.wanted)
+        except TypeError:
+            can_be_called = False
+        if not can_be_called:
             raise PosgapError(
-                f"{self.name}: takes {self.wanted[0]} alone: give it both `question` and `passages`, which posgap moves"
-            )
-        others = [
-            each.name
-            for each in parameters
-            if each.name not in _CALLED_WITH
-            and each.default is each.empty
-            and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-        ]
-        if len(others) > (0 if self.wanted else 1):
-            raise PosgapError(
-                f"{self.name}: has the parameters {', '.join([*self.wanted, *others])}: posgap gives `question` and "
-                "`passages`, or `messages`, or one text; give the others a default"
+                f"{self.name}: has the parameters {signature}: posgap gives `question` and `passages` together, "
+                "`messages`, or one text; give all others a default"
             )
 
     def call(self, prompt: Prompt) -> Any:
@@ -349,7 +347,9 @@ class ApplicationGenerator:
                 time.sleep(min(FIRST_WAIT * 2 ** (number - 1), 30.0))
             try:
                 return _as_mapping(self._call(prompt)), ""
-            except (Exception, SystemExit) as error:  # whatever somebody's function raises
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # whatever somebody's function raises, SystemExit among it
                 failed = _described(error)
         return {}, f"{failed} ({tries} tries)" if tries > 1 else failed
 
@@ -360,8 +360,13 @@ class ApplicationGenerator:
             return returned
 
         async def wait() -> Any:
-            async with asyncio.timeout(seconds):
-                return await returned
+            try:
+                async with asyncio.timeout(seconds) as deadline:
+                    return await returned
+            except TimeoutError:
+                if deadline.expired():
+                    raise TimeoutError(f"no answer within {seconds:.3g} s") from None
+                raise
 
         return asyncio.run_coroutine_threadsafe(wait(), _event_loop()).result()
 
@@ -383,25 +388,29 @@ def _as_mapping(returned: Any) -> dict[str, Any]:
     """Returns what a function returned by its fields. Raises `TypeError` if it is no kind of answer."""
     if isinstance(returned, str):
         return {"text": returned}
+    kind = type(returned).__name__
     if isinstance(returned, Answer):
         fields = asdict(returned)
         tokens = {name: fields.pop(name) for name in ("prompt_tokens", "completion_tokens")}
-        return fields | {"usage": tokens}
+        returned = fields | {"usage": tokens}
     dumped = returned.model_dump(mode="json") if hasattr(returned, "model_dump") else returned
     if not isinstance(dumped, Mapping):
-        raise TypeError(f"returned {type(returned).__name__}: return a text, a posgap.Answer or an SDK's response")
+        raise TypeError(f"returned {kind}: return a text, a posgap.Answer or an SDK's response")
     try:
-        as_completion(dumped)
+        read_answer(json.dumps(as_completion(dumped)).encode(), None)
     except ValueError as error:
-        raise TypeError(f"returned {type(returned).__name__}, which {error}") from None
+        raise TypeError(f"returned {kind}, which {error}") from None
     return dict(dumped)
 
 
 def _described(error: BaseException) -> str:
     """The class of an exception, its first line, and where it was raised in somebody's file."""
     line = shorten(redact(next(iter(str(error).splitlines()), "")))
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = (os.path.dirname(posgap.__file__), "<frozen importlib")
-    own = [each for each in frames if not each.filename.startswith(ours)]
+    libraries = (os.path.dirname(posgap.__file__), sysconfig.get_path("stdlib"), "<")
+    own = [
+        each
+        for each in traceback.extract_tb(error.__traceback__)
+        if not each.filename.startswith(libraries) and "site-packages" not in each.filename
+    ]
     place = f" ({os.path.basename(own[-1].filename)}, line {own[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {line}".rstrip(": ") + place
