@@ -25,7 +25,7 @@ import real_models
 pytestmark = pytest.mark.real
 DOCS, N = 5, 4
 POSGAP = [sys.executable, "-m", "posgap"]
-ASKED = {"task": "kv", "examples": "kv.jsonl.gz", "n_docs": DOCS, "max_new_tokens": 32}
+ASKED = {"task": "kv", "examples": "kv.jsonl.gz", "n_docs": DOCS, "max_new_tokens": 12}
 WORDS = [f"--{name.replace('_', '-')}={value}" for name, value in ASKED.items()]
 
 

@@ -195,13 +195,14 @@ def test_failed_and_refused_answers_are_missing_and_asked_for_again(run):
     rows = [openai(request) for request in asked("asked")]
     rows[0] = openai(asked("asked")[0], 500)
     rows[1] = rows[1] | {"response": None, "error": {"code": "batch_expired", "message": "too late"}}
+    rows[3]["response"]["body"] = completion(text_of(asked("asked")[3])) | {"choices": []}
     refused = {"error": {"message": "flagged", "code": "content_policy_violation"}}
     rows[2]["response"] = {"status_code": 400, "body": refused}
     write("back.jsonl", rows)
     code, said = run("--answers", "back.jsonl")
-    assert code == 2 and "3 of 32 prompts were not answered (refused 1, failed 2)" in said
+    assert code == 2 and "4 of 32 prompts were not answered (refused 1, failed 3)" in said
     run("--requests", "again")
-    assert [each["custom_id"] for each in asked("again")] == [rows[0]["custom_id"], rows[1]["custom_id"]]
+    assert [each["custom_id"] for each in asked("again")] == [rows[at]["custom_id"] for at in (0, 1, 3)]
     write("later.jsonl", map(openai, asked("again")))
     code, said = run("--answers", "later.jsonl", "--max-unanswered", 20)
     assert code == 0 and (read_sweep(Path("out")).outcomes.failed, read_sweep(Path("out")).outcomes.refused) == (0, 1)
@@ -247,6 +248,8 @@ def test_what_cannot_be_a_batch_is_refused(run, tmp_path):
     assert "is there already" in run("--requests", "full")[1]
     assert "answers itself" in run("--requests", "new", "--backend", "transformers")[1]
     assert "no such file" in run("--answers", "nothing.jsonl")[1]
+    assert "give one of them" in run("--answers", "full/a", "--requests", "new")[1]
+    assert "python answers itself" in run("--model", "python:os:getcwd", "--requests", "new")[1]
 
 
 def test_a_mitigation_s_prompts_and_equal_prompts_are_asked_once(run):

@@ -90,7 +90,7 @@ def position_score(task: str, metric: str = "") -> Scorer:
     chosen = TASKS[task]
 
     async def score(state: TaskState, target: Target) -> Score:
-        completion = completion_of(body_of(state.output), state.input_text, state.sample_id)
+        completion = completion_of(body_of(state.output), state.input_text)
         right = RightAnswers(target, chosen.candidates(EXAMPLE.validate_python(state.metadata["example"])))
         is_answer = completion.outcome == "answered"
         value = float(chosen.score(completion.text, right, metric)) if is_answer else 0.0

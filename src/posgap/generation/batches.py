@@ -248,18 +248,17 @@ def _completion(record: _Record, prompt: Prompt, sampling: Sampling) -> Completi
     """Returns what a record says of the prompt, as an endpoint's answer is read."""
     if record.body is None:
         return _of_fault(record.fault)
-    completion = completion_of(record.body, prompt.text, record.where, sampling.opened)
+    completion = completion_of(record.body, prompt.text, sampling.opened)
     text = before_stop(completion.text, sampling.stop)
     return completion._replace(text=text, cut=completion.cut and text == completion.text)
 
 
-def completion_of(body: Json, asked: str, where: str, opened: str | None = None) -> Completion:
-    """Returns what the body of an OpenAI completion, from `where`, answers to a prompt. Raises `PosgapError` if it is
-    none."""
+def completion_of(body: Json, asked: str, opened: str | None = None) -> Completion:
+    """Returns what the body of an OpenAI completion answers to a prompt; one that holds no message has failed."""
     try:
         answer = read_answer(json.dumps(body).encode(), opened, asked)
     except ValueError as error:
-        raise PosgapError(f"{where}: is no answer: {error}") from None
+        return Completion("", [], "failed", reason=f"is no answer: {error}")
     return _of_fault(answer) if isinstance(answer, Fault) else answer.completion
 
 

@@ -15,6 +15,7 @@ from posgap.foundation.fields import (
     OptionalInputPath,
     Values,
     WorkPath,
+    is_function,
 )
 from posgap.foundation.locations import Location
 from posgap.foundation.registry import Parameters
@@ -189,7 +190,11 @@ class SweepVerbConfig(SweepConfig):
     @classmethod
     def _of_a_batch(cls, values: Any) -> Any:
         """Requests go to an endpoint whose address posgap need not know."""
-        if isinstance(values, Mapping) and (values.get("requests") or values.get("answers")):
+        if not isinstance(values, Mapping) or is_function(values.get("model")):
+            return values
+        if values.get("requests") and values.get("answers"):
+            raise ValueError("`requests` and `answers`: are two steps; give one of them")
+        if values.get("requests") or values.get("answers"):
             return {**values, "backend": values.get("backend") or OPENAI.name}
         return values
 

@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 
 from posgap.foundation import files
 from posgap.foundation.errors import BadModel, BadOption, NotFound, Unreadable
+from posgap.foundation.fields import is_function
 from posgap.foundation.files import parse_as
 from posgap.foundation.locations import Location, as_location, is_address, is_hub_name, is_uri
 from posgap.foundation.registry import Parameters, Registry
@@ -107,7 +108,8 @@ def source(location: Location, may_be_any_name: bool = False) -> Source:
         raise Unreadable(f"{location}: is neither a file nor a folder; write its content to a file first")
     if isinstance(location, str):
         if not (may_be_any_name or is_hub_name(location)):
-            raise NotFound(f"{location}: no such folder, and no name of a model on the hub")
+            what = "is a function of an application" if is_function(location) else "no such folder"
+            raise NotFound(f"{location}: {what}, and no name of a model on the hub")
         return ByName(location)
     raise NotFound(f"{location}: no such file or folder")
 
