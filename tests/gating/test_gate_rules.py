@@ -53,6 +53,8 @@ def test_the_bound_decides_and_not_the_estimate():
     assert [ruling("at most", limit).outcome for limit in (1.9, 2, 7.9, 8)] == ["fail", "unsure", "unsure", "pass"]
     assert [ruling("at least", limit).outcome for limit in (8.1, 8, 2.1, 2)] == ["fail", "unsure", "unsure", "pass"]
     assert ruling("at most", 6).value == 8 and ruling("at least", 4).value == 2
+    counted = ruling("at most", 6).model_copy(update={"interval": (5.0, 5.0)})
+    assert ruling("at most", 6).found == "5.0 (2.0 to 8.0)" and counted.found == "5.0"
 
 
 def test_the_gap_is_judged_by_the_largest_bound_of_a_pair(tmp_path):

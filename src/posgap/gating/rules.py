@@ -54,6 +54,12 @@ class Ruling(Record):
         return f"{figure:.{self.digits}f}"
 
     @property
+    def found(self) -> str:
+        """The figure with its bounds, like "3.6 (0.0 to 7.9)"; alone if it was counted."""
+        low, high = map(self.text, self.interval)
+        return self.text(self.estimate) if self.is_counted else f"{self.text(self.estimate)} ({low} to {high})"
+
+    @property
     def is_counted(self) -> bool:
         """Whether the figure is a fact of this sweep, and not an estimate of what other examples would give."""
         return self.interval[0] == self.interval[1]

@@ -146,7 +146,7 @@ def _judge_copies(
 def _say_rulings(verdict: Verdict) -> None:
     for rule in verdict.rules:
         outcome = colour_word(rule.outcome, sys.stderr)
-        log.log(RESULT, "%s %s (%s): %s", outcome, rule.name, rule.text(rule.value), rule.sentence)
+        log.log(RESULT, "%s %s %s: %s", outcome, rule.name, rule.found, rule.sentence)
     for guard in verdict.guards:
         if not guard.binds:
             log.log(RESULT, "shown, and not asked for: guard %s", guard.text)
