@@ -27,6 +27,8 @@ NAME is one of
   spread and correlation of two models for which mean, correlation of placements and agreement of models are those of
   the plan. In the rows of AR(1) neighbouring placements are more alike than distant ones, which no plan knows. Then
   models are looked at twice: the gate names the number for a second look from a first sweep that is too small.
+- families: how often comparisons of equal models, gaps of three placements, maps of lengths and references with
+  missing answers are wrong for certain. Chances are drawn as by `power`; of a map by `flatness`'s, half alike.
 - sample: what an order of lines, the dependence of two halves, and examples that hang together do to figures, as
   posgap took them until November 2026 (halves are every second row, every row counts) and as it takes them now.
 
@@ -53,6 +55,7 @@ from posgap.gating.demands import Policy
 from posgap.gating.passing import POLICY, PassRates
 from posgap.gating.rules import GateInputs, Ruling
 from posgap.gating.verdict import LATER, SMALLEST_STEP, asked_rules, examples_needed, outcome_of, share_of_error
+from posgap.measurement.lengths import effective_length
 from posgap.measurement.power import USUAL, Assumptions, assumptions_from_pair
 from posgap.measurement.sample import Sample
 from posgap.measurement.simulated_sweeps import SimulatedSweeps
@@ -68,6 +71,8 @@ from posgap.measurement.statistics import (
     gap_interval,
     mean_interval,
     pair_bounds,
+    paired_difference,
+    placement_differences,
     tango_refutes,
 )
 from posgap.options.gate import GateConfig
@@ -315,19 +320,12 @@ def rates(quick: bool, runs: int) -> Simulated:
         admitted[cell.kind].append(outcomes_of["admitted"] / runs)
     figures = {"runs": runs, "flat": [min(admitted["flat"]), max(admitted["flat"])]}
     figures |= {kind: max(admitted[kind]) for kind in KINDS[1:]}
-    text = f"""
-## How often the gate errs
-
-Written by `benchmarks/simulations.py rates --write`: {runs} simulated models a cell, under the default rules but
-for the gap that is allowed. A cell has the shares of models that were admitted, that passed the gap rule alone, and
-that were refused; of the rest there was not enough evidence. A flat model is everywhere as good as its U-shaped base at
-its best, and an equal one has a champion beside it that is as good. A hole is a single placement that is worse by
-exactly the gap allowed: of all models that must not pass the hardest to see. A random model and its base are never
-right. The last line has the lowest and highest share of flat models admitted, and the highest of each other kind, over
-10 and 20 placements.
-"""
+    text = (
+        f"By `benchmarks/simulations.py rates --write`, {runs} models a cell: shares admitted · within the allowed "
+        "gap · refused; for the rest there is not enough evidence."
+    )
     columns = ["candidate", "mean", "placements", "gap allowed", *(f"n = {n}" for n in numbers)]
-    return f"{text.strip()}\n\n{markdown(columns, rows)}", figures
+    return f"{text}\n\n{markdown(columns, rows)}", figures
 
 
 # How soon the gate says yes
@@ -508,6 +506,99 @@ def looks(quick: bool, runs: int) -> Simulated:
     columns = ["gap", "placements", "looks", "admitted, %", "refused, %", "undecided, %", "examples on average"]
     text = f"By `benchmarks/simulations.py looks --write`, {runs} candidates a row, right in 90 % like their champions."
     return f"{text}\n\n{markdown(columns, rows, left=3)}", figures
+
+
+# Several comparisons at once, lengths, and answers that are missing
+
+SHAPE_OF_LENGTHS = "exchangeable 0.5"
+
+
+def equal_models(cell: Powered, n: int, runs: int) -> dict[str, float]:
+    """The shares (in percent) of equal models that `compare` calls different: anywhere, in the mean and in the gap."""
+    rng = np.random.default_rng([n, cell.placements, int(cell.gap)])
+    candidates, references = pairs(cell, n, runs, rng)
+    wrong = Counter[str]()
+    for run in range(runs):
+        new, old = candidates[:, run], references[:, run]
+        apart = placement_differences(new, old, cell.placements)
+        intervals = {"mean": paired_difference(new, old)[1], "gap": gap_difference(new, old)[1]}
+        wrong["a placement"] += bool(((apart[:, 0] > 0) | (apart[:, 1] < 0)).any())
+        wrong.update({name: int(low > 0 or high < 0) for name, (low, high) in intervals.items()})
+    return {name: 100 * wrong[name] / runs for name in ("a placement", "mean", "gap")}
+
+
+def three_placements(gap: float, n: int, runs: int) -> Missed:
+    """The gap's interval, of three placements of which the middle one is worse by `gap` points."""
+    rng = np.random.default_rng([n, int(gap)])
+    cell = Powered(3, 0.8, gap, "hole")
+    drawn = pairs(cell, n, runs, rng)[0]
+    ends = np.array([gap_interval(drawn[:, run]) for run in range(runs)])
+    return Missed(float((ends[:, 1] < gap - 1e-9).mean()), float((ends[:, 0] > gap + 1e-9).mean()))
+
+
+def lengths_missed(gaps: Sequence[float], n: int, runs: int) -> Missed:
+    """The effective length's interval for gaps of at most 10 points, of a model with these gaps at lengths 1, 2, ..."""
+    rng = np.random.default_rng([n, *map(int, gaps)])
+    tokens = range(1, len(gaps) + 1)
+    true = next((at for at, gap in enumerate(gaps) if gap > 10), len(gaps))
+    found = []
+    for _ in range(runs):
+        scores = [simulated(Powered(5, 0.85, gap, "hole").accuracy, n, SHAPE_OF_LENGTHS, True, rng) for gap in gaps]
+        found.append(effective_length(tokens, scores, 10))
+    return Missed(
+        sum(each.high < true for each in found) / runs,
+        sum(each.low > true for each in found) / runs,
+    )
+
+
+def passed_with_missing(missing: float, n: int, runs: int) -> float:
+    """How often (in percent) the rule `mean` passes a candidate that has lost its tolerance for certain, beside a
+    champion of whose answers this share is missing, at random."""
+    rng = np.random.default_rng([n, int(1000 * missing)])
+    least = -Policy().mean_tolerance / 100
+    better, worse = Powered(5, 0.9, 0.0), Powered(5, 0.9 + least, 0.0)
+    wrong = 0
+    for _ in range(runs // TOGETHER):
+        state = rng.bit_generator.state
+        references = pairs(better, n, TOGETHER, rng)[1]
+        rng.bit_generator.state = state  # the same difficulties
+        candidates = pairs(worse, n, TOGETHER, rng)[0]
+        references = references * (rng.random(references.shape) >= missing)
+        differences = (candidates - references).mean(axis=-1, dtype=float)
+        wrong += int(difference_reaches(differences, least, LEVEL).sum())
+    return 100 * wrong / (runs // TOGETHER * TOGETHER)
+
+
+def families(quick: bool, runs: int) -> Simulated:
+    """How often each is wrong."""
+    rows, figures = [], {"runs": runs}
+    numbers = (100,) if quick else (50, 100, 300)
+    for cell in (Powered(5, 0.9, 5.0), Powered(20, 0.7, 10.0)):
+        for n in numbers:
+            for name, share in equal_models(cell, n, runs).items():
+                rows.append(
+                    [f"equal models, {cell.placements} placements: {name} differs", str(n), "5", f"{share:.1f}"]
+                )
+    for gap, n in product((0.0, 10.0, 30.0), numbers):
+        missed = three_placements(gap, n, runs)
+        ends = f"{100 * missed.below:.1f} · {100 * missed.above:.1f}"
+        rows.append(
+            [f"three placements, gap of {gap:g}: upper end too low · lower end too high", str(n), "5 · 5", ends]
+        )
+    for gaps, n in product(((0.0, 5.0, 10.1), (0.0, 10.1, 10.1), (10.0, 10.0, 10.0)), numbers):
+        missed = lengths_missed(gaps, n, runs)
+        ends = f"{100 * missed.below:.1f} · {100 * missed.above:.1f}"
+        words = ", ".join(f"{gap:g}" for gap in gaps)
+        rows.append([f"lengths with gaps {words}: effective length's end too low · too high", str(n), "5 · 5", ends])
+    for missing, n in product((0.0, 0.01, 0.02), numbers):
+        share = passed_with_missing(missing, n, runs)
+        words = (
+            f"a loss of {Policy().mean_tolerance:g}, and {100 * missing:g} % of the champion's answers missing: passes"
+        )
+        rows.append([words, str(n), "5", f"{share:.1f}"])
+        figures[f"{missing:g} missing, n = {n}"] = share
+    text = f"By `benchmarks/simulations.py families --write`, {runs} models or pairs a row."
+    return f"{text}\n\n{markdown(['what is wrong', 'n', 'asked, %', 'seen, %'], rows)}", figures
 
 
 # Whether a plan keeps its word
@@ -736,6 +827,7 @@ SIMULATIONS: dict[str, tuple[Callable[[bool, int], Simulated], int]] = {  # and 
     "power": (power, 100),
     "looks": (looks, 10),
     "plan": (plan, 40),
+    "families": (families, 50),
     "sample": (sample, 60),
 }
 
