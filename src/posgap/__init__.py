@@ -22,6 +22,7 @@ _LAZY = {
     "load_model": "posgap.api.library",
     "scale_model": "posgap.mitigations.in_force",
     "sweep": "posgap.api.library",
+    "text_of": "posgap.generation.application",
 }
 
 

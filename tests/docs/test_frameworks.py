@@ -47,7 +47,7 @@ def test_langchain_reorders_and_votes(names):
         seen.append([passage.page_content for passage in passages])
         return "Two" if len(seen) > 1 else "one"
 
-    exec(block("LangChain"), names | (here := {"retriever": Fixed(), "question": "q", "answer": answer}), here)
+    exec(block("LangChain"), here := names | {"retriever": Fixed(), "question": "q", "answer": answer})
     assert [document.page_content for document in here["passages"]] == AT_ENDS
     assert here["voted"] == "Two" and all(sorted(order) == TEXTS for order in seen) and len(seen) == 3
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from posgap.cli.main import main
 from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.generation import application
-from posgap.generation.application import Answer, Application, load_function
+from posgap.generation.application import Answer, Application, load_function, name_of
 from posgap.kubeflow.arguments import to_config
 from posgap.measurement.predictions import read_predictions
 from posgap.measurement.sweeps import read_sweep
@@ -66,6 +67,16 @@ def test_a_function_gets_the_prompt_or_the_messages_and_may_be_async():
     assert by_text.figures.accuracy == by_messages.figures.accuracy == [100] * DOCS
     spent = by_messages.figures.spent
     assert (spent.prompt_tokens, spent.completion_tokens, spent.prompts) == (7 * 8 * DOCS, 2 * 8 * DOCS, 8 * DOCS)
+
+
+def test_a_function_is_known_by_its_place_and_whether_it_is_awaited():
+    class Called:
+        async def __call__(self, prompt):
+            return retrieve(prompt)
+
+    assert name_of(partial(look_up)) == f"python:{__name__}:look_up"
+    functions = look_up, partial(look_up), Called(), later, partial(later)
+    assert [Application(each).is_async for each in functions] == [False, False, True, True, True]
 
 
 def test_async_calls_of_all_sweeps_stay_in_one_event_loop():

@@ -1,5 +1,6 @@
 """Mitigations of what is asked: orders of documents, votes, and what a sweep by one records, resumes and refuses."""
 
+import asyncio
 import json
 import math
 import random
@@ -19,6 +20,7 @@ from posgap.data.made import made_examples
 from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import parse_as, read_json, write_json
+from posgap.generation.application import Answer, text_of
 from posgap.generation.generator import Completion, Sampling, Usage
 from posgap.measurement.predictions import read_predictions
 from posgap.measurement.prompt_mitigator import PromptMitigator, Question
@@ -186,20 +188,16 @@ def test_the_code_for_an_application_does_what_was_measured(mitigation):
             assert names["quoted"]("q") == mitigation.word_question("q") and orders == [ranked]
             said = 'It says "two".\nAnswer: two '
             assert names["behind"](said) == mitigation.read_response(said) == "two"
-            assert mitigation.read_response("no quote") == "no quote"
+            for said in ("no quote", "Answer:"):
+                assert names["behind"](said) == mitigation.read_response(said) == said
             continue
         if "vote" not in names:
             assert [names["reorder"](ranked)] == orders
             continue
-        seen = []
-
-        def answer(question, order, seen=seen):
-            seen.append(order)
-            return ["A.", "", "a", "The two!"][len(seen) % 4]
-
-        votes = ["", "a", "The two!", "A.", ""]
-        assert names["vote"](answer, "q", ranked) == votes[majority(votes[: len(orders)])]
+        seen = names["shuffles"](ranked)
         assert len({tuple(order) for order in seen}) == len(orders) and all(set(s) == set(ranked) for s in seen)
+        votes = ["", "a", "The two!", "A.", ""][: len(orders)]
+        assert names["vote"](votes) == votes[majority(votes)]
 
 
 def test_fewer_passages_need_somebody_who_ranked_them():
@@ -325,16 +323,38 @@ def test_every_task_s_prompt_has_all_documents_and_the_wanted_sample(name):
             assert all(document.text in prompt.text for prompt in asked.prompts for document in given)
 
 
+@pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("name", ["answer", "respond", "app.answer"])
-def test_the_code_for_a_function_stands_around_it(name):
-    found = blank_outcome(MITIGATIONS["permutation"]).model_copy(update={"settings": {"orders": 3}})
-    assert usage_code(found).count("def ") == 2 and "import mine" not in usage_code(found)
+@pytest.mark.parametrize("mitigation", OF_PROMPTS, ids=lambda mitigation: mitigation.name)
+def test_the_code_for_a_function_stands_around_it(mitigation, name, is_async, monkeypatch):
+    def answer(question, passages):
+        return Answer(f"{question[:1]} {len(passages)}")
+
+    async def later(question, passages):
+        return answer(question, passages)
+
     module = types.ModuleType("mine_to_mend")
-    module.answer = module.respond = lambda question, passages: f"{question} {len(passages)}"
+    module.answer = module.respond = later if is_async else answer
     module.app = types.SimpleNamespace(answer=module.answer)
-    sys.modules["mine_to_mend"] = module
-    exec(usage_code(found, f"python:mine_to_mend:{name}"), names := {})
-    assert names["mended"]("q", ["a", "b"]) == "q 2"
+    monkeypatch.setitem(sys.modules, "mine_to_mend", module)
+    for settings in mitigation.list_settings():
+        found = blank_outcome(mitigation).model_copy(update={"settings": settings.model_dump()})
+        code = usage_code(found, f"python:mine_to_mend:{name}")
+        if not usage_code(found):
+            assert not code
+            continue
+        exec(code, names := {})
+        mended = names["mended"]("q", ["a", "b"])
+        said = text_of(asyncio.run(mended) if is_async else mended)
+        assert said == f"q {len(names['reorder'](['a', 'b'])) if 'reorder' in names else 2}"
+
+
+def test_the_code_for_a_function_of_a_prompt_is_for_its_author_to_place(monkeypatch):
+    module = types.ModuleType("mine_to_mend")
+    module.answer = lambda prompt: prompt
+    monkeypatch.setitem(sys.modules, "mine_to_mend", module)
+    found = blank_outcome(MITIGATIONS["reversed"])
+    assert usage_code(found, "python:mine_to_mend:answer") == usage_code(found) != ""
 
 
 # Sweeps

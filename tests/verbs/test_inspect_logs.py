@@ -10,10 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 from posgap.cli.main import main
+from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.measurement.predictions import read_predictions
 from posgap.measurement.sweeps import read_sweep
-from posgap.verbs.inspect_logs import sweep_of_log
+from posgap.tasks.examples import EXAMPLE
+from posgap.verbs.inspect_logs import plan_samples, sweep_of_log
 
 RECORDED = Path(__file__).with_name("inspect-log.json.gz")
 
@@ -54,6 +56,21 @@ def test_a_log_is_the_sweep_of_its_answers(log):
         assert row.get("cut", False) == (sample.output.choices[0]["stop_reason"] == "max_tokens")
     assert sweep.accuracy == [log.results.scores[0].metrics[str(at)]["value"] for at in range(1, 6)]
     assert sweep.gap == log.results.scores[0].metrics["gap"]["value"]
+
+
+def test_the_samples_are_those_that_inspect_asked(log):
+    options = log.eval.metadata["posgap"]
+    examples = {sample.metadata.example["id"]: sample.metadata.example for sample in log.samples}
+    write_examples(Path("e.jsonl"), map(EXAMPLE.validate_python, examples.values()))
+    _, sampling, samples = plan_samples(options, "e.jsonl")
+    assert sampling.limit == options["max_new_tokens"]
+    recorded = {sample.id: sample for sample in log.samples}
+    assert len(samples) == len(recorded)
+    for sample in samples:
+        asked = recorded[sample["id"]]  # by a digest of what is asked
+        assert (sample["target"], sample["metadata"]["position"]) == (asked.target, asked.metadata.position)
+    _, _, made = plan_samples({"task": "kv", "n_docs": 4, "baselines": "closed-book"}, n_examples=3)
+    assert [sum(each["metadata"]["is_baseline"] is so for each in made) for so in (True, False)] == [3, 12]
 
 
 def test_view_and_compare_take_logs(log):

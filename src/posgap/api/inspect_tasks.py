@@ -4,7 +4,6 @@ Inspect finds it by the package's entry points, and imports nothing else of posg
 """
 
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 from inspect_ai import Task, task
@@ -13,14 +12,11 @@ from inspect_ai.model import ChatMessage, ChatMessageSystem, ChatMessageUser, Ge
 from inspect_ai.scorer import Metric, SampleScore, Score, Scorer, Target, Value, metric, scorer
 from inspect_ai.solver import TaskState
 
-from posgap.data.made import made_examples
-from posgap.data.reading import read_examples
 from posgap.generation.batches import completion_of
-from posgap.measurement.sweep_run import SweepRun
 from posgap.tasks.examples import EXAMPLE
 from posgap.tasks.metrics import RightAnswers
 from posgap.tasks.registry import TASKS
-from posgap.verbs.inspect_logs import OPTIONS, body_of, config_of, maker_of
+from posgap.verbs.inspect_logs import OPTIONS, body_of, plan_samples
 
 
 @task
@@ -34,28 +30,10 @@ def position(task: str = "kv", examples: str = "", n_examples: int = 100, **opti
         options: options of `posgap sweep` by their names, like n_docs, positions, metric or system.
     """
     given = {"task": task, **options}
-    config = config_of(given, Path(examples or "made"))
-    chosen = TASKS[config.task]
-    rows = (
-        read_examples(Path(examples))
-        if examples
-        else list(made_examples(chosen, n_examples, config.n_docs, config.seed))
-    )
-    prompts = SweepRun.plan(config, config.builder(), rows).prompts
-    maker = maker_of(config)
-    samples: dict[str, Sample] = {}
-    for example, numbers in prompts.list_missing(()).items():
-        for number in numbers:
-            asked, placement, _ = prompts.question(example, number)
-            request = maker.request(prompts.prompt(example, number), prompts.sampling)
-            told = {"position": placement.name, "is_baseline": bool(placement.baseline)}
-            told["example"] = asked.model_dump(mode="json")
-            right = list(chosen.right_answers(asked, placement))
-            messages = list(map(_message, request.body["messages"]))
-            samples.setdefault(request.id, Sample(id=request.id, input=messages, target=right, metadata=told))
-    sampling = prompts.sampling
+    config, sampling, asked = plan_samples(given, examples, n_examples)
+    samples = [Sample(**each | {"input": list(map(_message, each["input"]))}) for each in asked]
     return Task(
-        dataset=list(samples.values()),
+        dataset=samples,
         scorer=position_score(config.task, config.metric),
         config=GenerateConfig(max_tokens=sampling.limit, temperature=sampling.temperature, seed=sampling.seed),
         metadata={OPTIONS: given},

@@ -74,8 +74,19 @@ class Answer:
     sent: str = ""
 
 
+def text_of(returned: Any) -> str:
+    """Returns the text of what an application returned, without thoughts: a text, an `Answer` or an SDK's response.
+
+    Raises `TypeError` if it is no kind of answer.
+    """
+    read = read_answer(json.dumps(as_completion(_as_mapping(returned))).encode())
+    return "" if isinstance(read, Fault) else read.completion.text
+
+
 def name_of(function: Callable) -> str:
     """Returns the address of a function, "python:module:name", as `--model` takes it."""
+    while isinstance(function, partial):
+        function = function.func
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{FUNCTION}{named.__module__}:{named.__qualname__}"
 
@@ -129,6 +140,11 @@ class Application:
                 f"{self.name}: has the parameters {signature}: posgap gives `question` and `passages` together, "
                 "`messages`, or one text; give all others a default"
             )
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the function is written as one that is awaited."""
+        return any(map(inspect.iscoroutinefunction, (self.function, type(self.function).__call__)))
 
     def call(self, prompt: Prompt) -> Any:
         """Calls the function for a prompt; returns what it does, which may be awaitable."""

@@ -164,8 +164,8 @@ _QUOTE_FIRST = (
 _QUOTED = f"""def quoted(question):
     return question + {f" {_QUOTE_FIRST}"!r}
 
-def behind(answer):
-    return answer.rpartition({_ANSWER!r})[2].strip()
+def behind(text):
+    return text.rpartition({_ANSWER!r})[2].strip() or text
 """
 
 
@@ -178,7 +178,7 @@ class QuotedFirst(PromptMitigation):
     served_by = _ANYWHERE
     settings = NoSettings
     needs_ranks = True
-    call = "behind(answer(quoted(question), passages))"
+    call = "behind(text_of(answer(quoted(question), passages)))"
 
     def order_documents(self, given: ReorderInput, settings: NoSettings) -> Sequence[Sequence["Document"]]:
         return [list(given.documents)]
@@ -209,20 +209,20 @@ def majority(responses: Sequence[str]) -> int:
     return said.index(most)
 
 
-# `answer(question, passages)` is the application's own call of the model.
 _VOTE = """import random
 import re
 from collections import Counter
 
-def said(answer):
-    words = re.sub(r"[^\\w\\s]", "", answer.lower()).split()
+def shuffles(passages, orders={orders}):
+    return [random.Random(seed).sample(passages, len(passages)) for seed in range(orders)]
+
+def said(text):
+    words = re.sub(r"[^\\w\\s]", "", text.lower()).split()
     return " ".join([word for word in words if word not in ("a", "an", "the")] or words)
 
-def vote(answer, question, passages, orders={orders}):
-    shuffled = [random.Random(seed).sample(passages, len(passages)) for seed in range(orders)]
-    answers = [answer(question, order) for order in shuffled]
-    votes = Counter(filter(None, map(said, answers)))
-    return max(answers, key=lambda each: votes[said(each)])
+def vote(texts):
+    votes = Counter(filter(None, map(said, texts)))
+    return max(texts, key=lambda each: votes[said(each)])
 """
 
 
@@ -237,7 +237,7 @@ class PermutationVote(PromptMitigation):
     cost = "a prompt and an answer for each order"
     served_by = _ANYWHERE
     settings = Orders
-    call = "vote(answer, question, passages)"
+    call = "vote([text_of(answer(question, order)) for order in shuffles(passages)])"
 
     def order_documents(self, given: ReorderInput, settings: Orders) -> Sequence[Sequence["Document"]]:
         """Returns different orders, drawn for the example: at every placement its slots are shuffled alike."""

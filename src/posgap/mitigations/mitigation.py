@@ -92,7 +92,7 @@ class PromptMitigation(Mitigation):
     """A mitigation of what is asked; the model stays as it is.
 
     `needs_ranks` says that examples must have a retriever's order. `call` is how an application asks by its
-    `write_code`, in place of `answer(question, passages)`.
+    `write_code`, in place of `answer(question, passages)`; `text_of` is posgap's.
     """
 
     needs_ranks: bool = False

@@ -6,7 +6,8 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from posgap.data.reading import write_examples
+from posgap.data.made import made_examples
+from posgap.data.reading import read_examples, write_examples
 from posgap.foundation.errors import PosgapError, first_fault, first_line
 from posgap.foundation.extras import import_extra
 from posgap.foundation.files import write_jsonl
@@ -14,9 +15,12 @@ from posgap.foundation.locations import Location
 from posgap.generation.backends import OPENAI
 from posgap.generation.batches import AnswerFiles, RequestMaker
 from posgap.generation.endpoint_parameters import EndpointParameters
+from posgap.generation.generator import Sampling
+from posgap.measurement.sweep_run import SweepRun
 from posgap.options.sweep import SweepConfig
 from posgap.storage.cache import fetch_location
 from posgap.tasks.examples import EXAMPLE, AnyExample
+from posgap.tasks.registry import TASKS
 from posgap.verbs.sweep import sweep_model
 
 SUFFIX = ".eval"
@@ -49,6 +53,32 @@ def config_of(options: Mapping[str, Any], examples: Location, **chosen: Any) -> 
 def maker_of(config: SweepConfig) -> RequestMaker:
     """Returns what makes the requests of such a sweep, whose ids are those of the samples."""
     return RequestMaker(MODEL, EndpointParameters.of(config), config.framing())
+
+
+def plan_samples(
+    options: Mapping[str, Any], examples: str = "", n_examples: int = 100
+) -> tuple[SweepConfig, Sampling, list[dict[str, Any]]]:
+    """Returns the sweep of a file of examples, or of `n_examples` made ones, how it draws answers, and the fields of
+    Inspect's samples, one for each request."""
+    config = config_of(options, Path(examples or "made"))
+    task = TASKS[config.task]
+    if examples:
+        rows = read_examples(Path(examples))
+    else:
+        rows = list(made_examples(task, n_examples, config.n_docs, config.seed))
+    prompts = SweepRun.plan(config.sweep_settings(), config.builder(), rows).prompts
+    maker = maker_of(config)
+    samples: dict[str, dict[str, Any]] = {}
+    for example, numbers in prompts.list_missing(()).items():
+        for number in numbers:
+            asked, placement, _ = prompts.question(example, number)
+            request = maker.request(prompts.prompt(example, number), prompts.sampling)
+            told = {"position": placement.name, "is_baseline": bool(placement.baseline)}
+            told["example"] = asked.model_dump(mode="json")
+            right = list(task.right_answers(asked, placement))
+            sample = {"id": request.id, "input": request.body["messages"], "target": right, "metadata": told}
+            samples.setdefault(request.id, sample)
+    return config, prompts.sampling, list(samples.values())
 
 
 def body_of(output: ModelOutput) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from posgap.foundation.fields import FUNCTION, is_function
 from posgap.foundation.files import Record, read_model
 from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import format_count
+from posgap.generation.application import Application, load_function
 from posgap.measurement.comparison import Difference
 from posgap.measurement.settings import SweepSettings
 from posgap.measurement.sweeps import Sweep
@@ -321,19 +322,26 @@ def usage_command(found: MitigationOutcome, settings: SweepSettings) -> str:
 
 
 def usage_code(found: MitigationOutcome, model: str = "") -> str:
-    """Returns what an application does in plain Python, around its function if the `model` is one; empty where it
-    cannot."""
+    """Returns what an application does in plain Python, around its function if the `model` is one that takes passages;
+    empty where it cannot."""
     if MITIGATIONS[found.name].of_model:
         return ""
     mitigation = PROMPT_MITIGATIONS[found.name]
     code = mitigation.write_code(found.parsed_settings)
     if not code or not is_function(model):
         return code
+    application = Application(load_function(model), model)
+    if "passages" not in application.wanted:
+        return code
     module, _, name = model.removeprefix(FUNCTION).partition(":")
     first, dot, _ = name.partition(".")
-    imported = f"from {module} import {first}" + ("" if dot or name == "answer" else " as answer")
-    named = f"\nanswer = {name}" if dot else ""
-    return f"{imported}{named}\n\n{code}\ndef mended(question, passages):\n    return {mitigation.call}\n"
+    lines = [f"from {module} import {first}" + ("" if dot or name == "answer" else " as answer")]
+    lines += ["from posgap import text_of"] if "text_of" in mitigation.call else []
+    lines += [f"\nanswer = {name}"] if dot else []
+    header, call = "def mended(question, passages):", mitigation.call
+    if application.is_async:
+        header, call = f"async {header}", call.replace("answer(", "await answer(")
+    return "\n".join([*lines, "", code, header, f"    return {call}", ""])
 
 
 def format_figures(sweep: Sweep) -> str:
