@@ -23,7 +23,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 import real_models
 
 pytestmark = pytest.mark.real
-DOCS, N = 5, 4
+DOCS, N = 5, 2
 POSGAP = [sys.executable, "-m", "posgap"]
 ASKED = {"task": "kv", "examples": "kv.jsonl.gz", "n_docs": DOCS, "max_new_tokens": 12}
 WORDS = [f"--{name.replace('_', '-')}={value}" for name, value in ASKED.items()]

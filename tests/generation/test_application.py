@@ -341,7 +341,7 @@ def test_the_command_line_sweeps_goes_on_and_what_is_registered_refuses(tmp_path
     assert ended.value.code == 2 and "is of an application" in capfd.readouterr().err
     with pytest.raises(SystemExit) as ended:
         main(["promote", "python:app_that_stops:answer", "--gate", "out", "--sweep", "out", "--out", "promoted"])
-    assert ended.value.code == 2 and "is a function of an application" in capfd.readouterr().err
+    assert ended.value.code == 2 and "a function of an application is no model" in capfd.readouterr().err
     with pytest.raises(PosgapError, match="is of an application"):
         posgap.gate("out")
     assert "application" in json.dumps(json.loads((tmp_path / "out" / "sweep.json").read_text())["asked"])
