@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from posgap.data.import_report import ImportReport
-from posgap.data.retrieval_logs import RetrievalLog
+from posgap.data.retrieval_logs import RetrievalLog, is_log
 from posgap.foundation.errors import Ambiguous, BadOption, Malformed
 from posgap.foundation.files import read_rows
 from posgap.measurement.sweep_run import warn_of_sentences
@@ -101,6 +101,48 @@ FORMATS = {
     "a query of a store": {**ASKED, "query": {"match": {"body": "orm"}}, "documents": passages()},
     "ranks from the end": {**ASKED, "documents": passages(rank=[1, 2, 3])[::-1]},
     "HotpotQA": {"question": QUESTION, "answer": "north", "context": [["T", [text]] for text in TEXTS]},
+    "Azure OpenAI": {**ASKED, "choices": [{"message": {"content": "?", "context": {"citations": passages()}}}]},
+    "Cohere, by index": {
+        **ASKED, "documents": [TEXTS[1], TEXTS[2], TEXTS[0]],
+        "results": [{"index": 2, "relevance_score": 0.9}, {"index": 0, "relevance_score": 0.5}, {"index": 1}],
+    },
+    "Dify": {
+        "query": QUESTION, "answer": "Tal exports tin", "expected": "north",
+        "metadata": {"retriever_resources": passages(position=[1, 2, 3], score=[0.9, 0.8, 0.7])},
+    },
+    "Flowise": {"text": "?", "question": QUESTION, "expected": "north", "sourceDocuments": passages()},
+    "Gemini": {
+        **ASKED,
+        "candidates": [{"groundingMetadata": {"groundingChunks": [{"retrievedContext": p} for p in passages()]}}],
+    },
+    "Haystack, evaluation": {"questions": QUESTION, "contexts": str(TEXTS), "true_answers": "north", "doc_mrr": 0.5},
+    "Kendra": {**ASKED, "ResultItems": [{"DocumentTitle": "", "Content": text} for text in TEXTS]},
+    "Langfuse, trace": {
+        "input": {"question": QUESTION}, "output": {"answer": "Tal exports tin"}, "expectedOutput": "north",
+        "observations": [{"input": {"query": QUESTION}, "output": passages()}],
+    },
+    "LlamaIndex, retrieval": {
+        "query": QUESTION, "reference": "north", "expected_ids": ["b"], "retrieved_ids": ["a", "b", "c"],
+        "retrieved_texts": TEXTS, "expected_texts": TEXTS[1:2],
+    },
+    "Milvus, lists": {**ASKED, "data": [[{"distance": n / 9, "entity": p} for n, p in enumerate(passages())]]},
+    "MLflow": {
+        "request": json.dumps({"question": QUESTION}), "response": "?", "expected_response": "north",
+        "retrieved_context": passages(doc_uri="abc"), "expected_retrieved_context": [{"doc_uri": "b"}],
+    },
+    "NVIDIA RAG": {**ASKED, "citations": {"total_results": 3, "results": passages(score=[9, 8, 7])}},
+    "Open WebUI": {**ASKED, "sources": [{"document": TEXTS[:2], "source": {}}, {"document": TEXTS[2:], "source": {}}]},
+    "Qdrant, search": {**ASKED, "result": [{"score": 1 - n / 9, "payload": p} for n, p in enumerate(passages())]},
+    "R2R": {**ASKED, "results": {"chunk_search_results": passages(score=[3, 2, 1.5]), "graph_search_results": []}},
+    "RAGFlow": {**ASKED, "data": {"chunks": passages(similarity=[0.9, 0.8, 0.7]), "total": 3}},
+    "TEI, rerank": {
+        **ASKED, "texts": [TEXTS[2], TEXTS[1], TEXTS[0]],
+        "results": [{"index": n, "score": n + 0.5} for n in (2, 1, 0)],
+    },
+    "Weave": {
+        "op_name": "predict", "inputs": {"question": QUESTION}, "expected": "north",
+        "output": {"answer": "Tal exports tin", "context": TEXTS},
+    },
 }  # fmt: skip
 
 
@@ -110,6 +152,42 @@ def test_exports_of_frameworks_and_stores_are_read(name):
     assert (example.question, example.answers) == (QUESTION, ["north"])
     assert [passage.relevant for passage in example.passages] == [False, True, False]
     assert [TEXTS.index(passage.text) for passage in example.passages] == [0, 1, 2]
+
+
+UNANSWERED = {"question": QUESTION, "answer": "north"}  # by the application itself
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {**UNANSWERED, "metadata": {"retriever_resources": passages()}},  # Dify
+        {**UNANSWERED, "retriever_resources": passages()},
+        {**UNANSWERED, "contexts": TEXTS},
+        {"inputs": {"question": QUESTION}, "output": {"answer": "north", "context": TEXTS}},  # Weave
+        {"input": {"question": QUESTION}, "output": {"answer": "north"}, "observations": [{"output": passages()}]},
+    ],
+)
+def test_what_an_application_answered_is_no_accepted_answer(row):
+    examples, report = read(row)
+    assert not examples and "without answers" in next(iter(report.left_out))
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        # Ragas' testset, LlamaIndex' data, Weaviate's GraphQL, BEIR's results, LangSmith's data
+        ("user_input", {"user_input": QUESTION, "reference_contexts": TEXTS[:1], "reference": "north"}),
+        ("queries", {"queries": {"q": QUESTION}, "corpus": {"d": TEXTS[0]}, "relevant_docs": {"q": ["d"]}}),
+        ("data", {**ASKED, "data": {"Get": {"Passage": passages()}}}),
+        ("q0", {"q0": {"d0": 0.5, "d1": 0.4}}),
+        ("inputs", {"id": "1", "inputs": {"question": QUESTION}, "outputs": {"answer": "north"}}),
+    ],
+)
+def test_a_file_without_retrieved_passages_names_its_fields(name, row):
+    assert is_log(row)
+    with pytest.raises(Malformed, match=f"no retriev.*found .*{name}") as refused:
+        read(row)
+    assert len(str(refused.value)) < 400
 
 
 @pytest.mark.parametrize(

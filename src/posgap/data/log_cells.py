@@ -72,9 +72,11 @@ def pick(value: Any, path: str) -> Any:
     if not name.endswith("[]"):
         return pick(found, rest) if rest else found
     picked: list[Any] = []
-    for item in as_list(found) if is_filled(found) else ():
-        inner = pick(item, rest) if rest else item
-        picked += inner if isinstance(inner, list) else [inner] if is_filled(inner) else []
+    found = python_value(found) if isinstance(found, str) and is_list(found) else found
+    for items in found if isinstance(found, list) else ():
+        for item in as_list(items):  # Milvus has a list for each query
+            inner = pick(item, rest) if rest else item
+            picked += inner if isinstance(inner, list) else [inner] if is_filled(inner) else []
     return picked
 
 

@@ -2,7 +2,8 @@
 
 `log_formats.json` declares what is known of exports: the names of each field, and formats whose fields stand elsewhere.
 Of a format, `has` are the paths by which it is known, `lift` the object whose fields count as the row's, `take` the
-paths of fields, `rename` and `passage` other names within the row and its passages, `order` what passages stand by.
+paths of fields, `rename` and `passage` other names within the row and its passages, `order` what passages stand by, and
+`index_of` the lists whose passages `results` put in order by their index.
 """
 
 import contextlib
@@ -116,12 +117,20 @@ class LogFields:
             found = list(chain.from_iterable(as_list(pick(cells, path)) for path in paths))
             if field_ == "passages":
                 names = form.get("passage", {})
-                found = [{names.get(name, name): cell for name, cell in plain_cells(each).items()} for each in found]
+                cells_of = [plain_cells(each if isinstance(each, Mapping) else {"text": each}) for each in found]
+                found = [{names.get(name, name): cell for name, cell in each.items()} for each in cells_of]
                 cells = {name: cell for name, cell in cells.items() if name not in self.names["passages"]}
             # The field's first name is looked for first.
             cells[self.names[field_][0]] = found[0] if field_ == "question" and len(found) == 1 else found
+        for name in form.get("index_of", ()):
+            texts = as_list(cells.get(name))
+            ranked = pick(cells, "results[]")
+            if all(each.get("index") in range(len(texts)) for each in ranked):
+                del cells[name], cells["results"]
+                cells[self.names["passages"][0]] = [{**each, "document": texts[each["index"]]} for each in ranked]
         for old, new in form.get("rename", {}).items():
-            cells[new] = cells.pop(old)
+            if old in cells:
+                cells[new] = cells.pop(old)
         return cells
 
     def cell(self, row: Fields, field_: str) -> Any:
@@ -339,8 +348,8 @@ class LogFields:
         if isinstance(text, list | Mapping):  # as `fields` of Elasticsearch, Bedrock and OpenAI's file search have it
             text = "\n".join(str(as_mapping(part).get("text", part)) for part in as_list(text))
         if not isinstance(text, str) and (text is not None or not (is_known or "image" in names)):
-            what = f"expected a passage's `text` (also: {', '.join(FIELDS['text'][1:])}); found {list_names(names)}"
-            raise Malformed(f"{what}; --columns names another, like text=Content", at=where)
+            what = f"expected a passage's `text`; found {list_names(names)}; --columns names another, like text=Content"
+            raise Malformed(f"{what} (docs/log-fields.md)", at=where)
         return text or ""
 
     def is_unanswerable(self, row: Fields, answers: Sequence[str], id: str) -> bool:

@@ -72,15 +72,15 @@ class LogRows:
             row = leading[-1]
             if self.fields.find_passages(row.fields)[1] is not None:
                 self.fields.passages(row.fields, row.where)  # which says what is wrong with them
-            what = (
-                f"`passages` with a list of them (also: {', '.join(FIELDS['passages'][1:])}), or a row for each passage"
-            )
             raise Malformed(
-                f"{leading[0].where}: no retrieved passages: expected a field {what} with its `text` (also: "
-                f"{', '.join(FIELDS['text'][1:])}); found {list_names(row.fields)}; --columns names others, like "
+                f"{leading[0].where}: no retrieved passages: expected a field `passages` with a list of them, or a row "
+                f"for each passage with its `text`; found {list_names(row.fields)}; --columns names others, like "
                 "text=Content (docs/log-fields.md)"
             )
         self.require_no_faults()
+        if leading and not entries:
+            what = f"no retrieval in {self.layout}: none of {self.count} rows has passages for a question"
+            raise Malformed(f"{self.name}: {what}; found {list_names(leading[0].fields)} (docs/log-fields.md)")
         return entries
 
     def rows(self, numbered: Iterable[tuple[int, Any]]) -> Iterator[LogRow]:

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, cast
 from posgap.data.import_report import ImportReport
 from posgap.data.log_cells import MAX_GRADE, fold
 from posgap.data.log_fields import NUMBERS, LogFields, LoggedPassage
-from posgap.data.log_layouts import LogEntry, LogRows, find_wrapped, is_trace, read_fields
+from posgap.data.log_layouts import LogEntry, LogRows, is_trace
 from posgap.foundation.errors import Ambiguous, BadOption, Malformed, PosgapError, shorten
 from posgap.foundation.files import read_rows
 from posgap.foundation.printing import format_count
@@ -49,17 +49,12 @@ class _LeftOutError(Exception):
 
 
 def is_log(row: Any, table: bool = False) -> bool:
-    """Whether a row is of a log or a trace, rather than an example in posgap's own format: any row of a `table`
-    that has no fields of an example; of JSON lines one with retrieved passages, or an object or array around rows."""
-    if not isinstance(row, Mapping):
+    """Whether a row is of a log or a trace, or an object or array around rows, rather than an example in posgap's own
+    format, which has fields of its own. Of these a `table` may have `gold` as the label of a passage."""
+    if not isinstance(row, Mapping) or {"passages", "relevance"} <= set(row):
         return isinstance(row, list)
-    if {"passages", "relevance"} <= set(row):
-        return False
-    if {"records", "gold", "distractors"} & set(row) and not is_trace(row):
-        return table and "distractors" not in row and "records" not in row
-    reader = LogFields()
-    fields = read_fields(row, "", reader)
-    return table or is_trace(fields) or reader.has_passages(fields) or find_wrapped(row) is not None
+    own = {"records", "gold", "distractors", "ordered_kv_records"} & set(row)
+    return is_trace(row) or (table and own == {"gold"}) or bool(row and not own)
 
 
 @dataclass(frozen=True)
