@@ -75,6 +75,7 @@ def test_a_function_is_known_by_its_place_and_whether_it_is_awaited():
             return retrieve(prompt)
 
     assert name_of(partial(look_up)) == f"python:{__name__}:look_up"
+    assert name_of(str.upper) == "python:builtins:str.upper"
     functions = look_up, partial(look_up), Called(), later, partial(later)
     assert [Application(each).is_async for each in functions] == [False, False, True, True, True]
 

@@ -88,7 +88,7 @@ def name_of(function: Callable) -> str:
     while isinstance(function, partial):
         function = function.func
     named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{FUNCTION}{named.__module__}:{named.__qualname__}"
+    return f"{FUNCTION}{getattr(named, '__module__', None) or 'builtins'}:{named.__qualname__}"
 
 
 def load_function(address: str) -> Callable:
