@@ -99,9 +99,6 @@ class LogFields:
     def row(self, row: Any, where: str) -> Fields:
         """A row's fields by plain names, as its format means them."""
         cells = plain_cells(row, where)
-        if "document_position" in cells:  # Phoenix' frames of retrieved documents
-            cells |= {"text": cells.pop("reference", None), "rank": cells["document_position"]}
-            cells["score"] = cells.pop("document_score", None)
         for form in TABLE["formats"]:
             if all(is_filled(pick(cells, path)) for path in form["has"]):
                 cells = self._shaped(cells, form)
@@ -172,8 +169,8 @@ class LogFields:
         asked = {name: text for name, text in asked.items() if isinstance(row.get(name), str)} or asked or bare
         if not asked and prompts:
             maybe = _fields_within(row, found[prompts[0]], texts) or "NAME"
-            what = f"field `{prompts[0]}`: holds the passages, so it is a prompt and no question; give the question"
-            raise Ambiguous(f"{what} alone, by `posgap data import --format rag --columns question={maybe}`", at=where)
+            what = f"field `{prompts[0]}`: holds the passages, so it is a prompt; name the question's field"
+            _ask(what, f"question={maybe}", where)
         if not asked:
             names = ", ".join([*FIELDS["question"][1:], *FIELDS["sent"]])
             raise Malformed(f"{where}: field `question`: missing or empty (also: {names}); found {list_names(row)}")
@@ -311,8 +308,7 @@ class LogFields:
         for name in TABLE["inner"]:
             inner = plain_cells(inner[name]) if isinstance(inner.get(name), Mapping) else inner
         metadata = plain_cells(as_mapping(inner.get("metadata", inner.get("meta"))))
-        for name in _OF_ANYTHING:
-            metadata.pop(name, None)
+        metadata = {name: cell for name, cell in metadata.items() if name not in _OF_ANYTHING}
         store = next((name for name in TABLE["of_stores"] if is_filled(inner.get(name))), "")
         stored = plain_cells(as_mapping(inner.get(store)))
         parts = (inner, stored, metadata, outer)
@@ -342,12 +338,11 @@ class LogFields:
 
     def _text(self, parts: Sequence[Fields], where: str) -> str:
         text = self.first(parts, "text")
-        text = as_mapping(parts[0].get("text_resource")).get("text") if text is None else text
         names = dict.fromkeys(chain.from_iterable(parts))
-        is_known = not {*self.names["text"], "metadata", "meta", *TABLE["inner"], *TABLE["of_stores"]}.isdisjoint(names)
+        without = {*self.names["text"], "metadata", "meta", "image", *TABLE["inner"], *TABLE["of_stores"]}
         if isinstance(text, list | Mapping):  # as `fields` of Elasticsearch, Bedrock and OpenAI's file search have it
             text = "\n".join(str(as_mapping(part).get("text", part)) for part in as_list(text))
-        if not isinstance(text, str) and (text is not None or not (is_known or "image" in names)):
+        if not isinstance(text, str) and (text is not None or without.isdisjoint(names)):
             what = f"expected a passage's `text`; found {list_names(names)}; --columns names another, like text=Content"
             raise Malformed(f"{what} (docs/log-fields.md)", at=where)
         return text or ""
@@ -363,8 +358,11 @@ class LogFields:
 def _ask_which(names: Iterable[str], what: str, field_: str, where: str) -> NoReturn:
     """Raises `Ambiguous` for fields of a row that differ."""
     first, *others = names
-    said = f"`{first}` and `{'`, `'.join(others)}` have different {what}; say which count, by"
-    raise Ambiguous(f"{said} `posgap data import --format rag --columns {field_}={first}`", at=where)
+    _ask(f"`{first}` and `{'`, `'.join(others)}` have different {what}; say which count", f"{field_}={first}", where)
+
+
+def _ask(what: str, column: str, where: str) -> NoReturn:
+    raise Ambiguous(f"{what}, by `posgap data import --format rag --columns {column}`", at=where)
 
 
 def _question_text(value: Any) -> str | None:

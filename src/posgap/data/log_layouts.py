@@ -93,7 +93,7 @@ class LogRows:
                     raise Malformed(what, at=f"{self.name}:{outer}")
                 for number, row in enumerate(inner, start=1) if inner is not None else [(outer, item)]:
                     where = f"{self.name}:{number}"
-                    fields = read_fields(row, where, self.fields)
+                    fields = _nest(self.fields.row(row, where))
                     if any(map(is_filled, fields.values())):
                         self.count += 1
                         yield LogRow(number, where, fields)
@@ -167,15 +167,11 @@ def _are_rows(values: list[Any]) -> bool:
     return bool(LogFields().find_question(first)) or is_trace(first)
 
 
-def read_fields(row: Any, where: str, reader: LogFields) -> Fields:
-    """The fields of a log's row, by plain names and nested as they are meant: dotted names, as exports write them into
-    columns (inputs.question), are objects."""
-    cells = reader.row(row, where)
-    return _nest(cells) if any(map(_DOTTED.fullmatch, cells)) else cells
-
-
 def _nest(cells: Fields) -> Fields:
+    """The fields of a row with dotted names, as exports write them into columns (inputs.question), as objects."""
     tree: dict[str, Any] = {}
+    if not any(map(_DOTTED.fullmatch, cells)):
+        return cells
     for name, cell in cells.items():
         *outer, last = name.split(".") if _DOTTED.fullmatch(name) else [name]
         place = tree

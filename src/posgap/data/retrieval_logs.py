@@ -193,6 +193,7 @@ class RetrievalLog:
         if any(each.kind == "reranked" for each in readings):
             readings = [each for each in readings if each.kind in ("rank", "reranked")]
         are_rows = not any(entry.is_list for entry in entries)
+        names = [reading.name for reading in readings]
         by = None
         words = "as the passages come"
         for each in readings if all(other.against for other in readings) else ():
@@ -200,7 +201,6 @@ class RetrievalLog:
                 by = each
                 words = f"by `{each.name}`; the passages come otherwise in {each.against} questions"
                 _sort(entries, each, report)
-                names = [reading.name for reading in readings]
                 readings = [other for other in _read_numbers(entries, fields) if other.name in names]
                 break
         agreeing = [each for each in readings if not each.against]
@@ -212,7 +212,6 @@ class RetrievalLog:
                     f"the order is open: in {each.against} of {format_count(len(entries), 'question')} `{each.name}` "
                     f"puts the passages in another order than {than} ({_show_both(entries, each)})"
                 )
-                names = [reading.name for reading in readings]
                 options = [f"--order {way}" for way, reading in ways.items() if reading.name in names]
                 self._ask(what, "--order listed", *options)
             words += f"; `{each.name}` {'goes the other way round' if each.against else 'has them so'}"
@@ -345,6 +344,7 @@ def _describe(read: LogRows, entries: Sequence[LogEntry], order: str, id_name: s
     def names(field: str) -> str:
         return " and ".join(f"`{name}`" for own, name in read.fields.taken if own == field)
 
+    nowhere = "the text" if any(each.title for entry in entries for each in entry.passages) else "nowhere"
     formats = f" ({', '.join(read.fields.formats)})" if read.fields.formats else ""
     labels = f", labels from {names('label')}" if names("label") else ""
     without = f"; {empty} without a text are left out" if empty else ""
@@ -353,7 +353,7 @@ def _describe(read: LogRows, entries: Sequence[LogEntry], order: str, id_name: s
         f"{format_count(len(entries), 'question')} of {format_count(read.count, 'row')}{formats}, each {read.layout}: "
         f"question from {names('question')}, answers from {names('answers') or '--answers'}",
         f"passages from {names('passages') or 'the rows'}, {min(sizes)} to {max(sizes)} for a question: "
-        f"text from {names('text') or 'the list'}, title from {names('title') or 'nowhere'}{labels}{ids}{without}",
+        f"text from {names('text') or 'the list'}, title from {names('title') or nowhere}{labels}{ids}{without}",
         f"order: {order}",
     ]
 
