@@ -163,6 +163,8 @@ UNANSWERED = {"question": QUESTION, "answer": "north"}  # by the application its
         {**UNANSWERED, "metadata": {"retriever_resources": passages()}},  # Dify
         {**UNANSWERED, "retriever_resources": passages()},
         {**UNANSWERED, "contexts": TEXTS},
+        {**UNANSWERED, "retrieved_docs": TEXTS},
+        {**UNANSWERED, "retrieved_passages": passages(score=[3, 2, 1])},
         {"inputs": {"question": QUESTION}, "output": {"answer": "north", "context": TEXTS}},  # Weave
         {"input": {"question": QUESTION}, "output": {"answer": "north"}, "observations": [{"output": passages()}]},
     ],

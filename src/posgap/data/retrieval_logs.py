@@ -227,7 +227,7 @@ class RetrievalLog:
             raise _LeftOutError(entry.left_out)
         if not entry.answers:
             what = "without answers (columns `answers` or `ground_truth`, or a file given as --answers; `answer` beside"
-            raise _LeftOutError(f"{what} `contexts` is the chain's: if it is accepted, --columns answer=answer)")
+            raise _LeftOutError(f"{what} retrieved contexts is the chain's: if accepted, --columns answer=answer)")
         has_labels = any(passage.labels for passage in retrieved)
         by_id = {id(each) for each in retrieved if each.is_named}
         by_label = {id(each) for each in retrieved if any(grade.value > 0 for grade in each.labels.values())}
