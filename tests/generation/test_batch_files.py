@@ -219,7 +219,7 @@ def test_anthropic_s_failures_are_failed_prompts(run, kind, error):
     write("back.jsonl", rows)
     assert run("--answers", "back.jsonl", "--max-unanswered", 20)[0] == 0
     (row,) = [row for row in read_predictions(Path("out")) if "outcome" in row]
-    assert row["outcome"] == "failed" and ("no" if error else "expired") in row["reason"]
+    assert row["outcome"] == "failed" and row["reason"] == ("400 Bad Request: no" if error else "expired")
 
 
 def test_unknown_and_double_ids_are_refused(run):

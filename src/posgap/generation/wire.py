@@ -66,7 +66,8 @@ class Fault(NamedTuple):
 
     def __str__(self) -> str:
         phrase = HTTPStatus(self.status).phrase if self.status in set(HTTPStatus) else ""
-        return f"{f'{self.status} {phrase}'.strip()}: {_line(self.words)}".rstrip(": ")
+        status = f"{self.status} {phrase}".strip() if self.status else ""
+        return f"{status}: {_line(self.words)}".strip(": ")
 
     @property
     def is_of_a_filter(self) -> bool:
