@@ -32,7 +32,8 @@ frameworks: $(VENV)/.installed-test  ## what the pages say of LangChain, Haystac
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade \
 		--target build/frameworks langchain-core langchain-openai openai haystack-ai
 	$(PYTHON) -m venv build/harnesses
-	build/harnesses/bin/pip install --quiet --disable-pip-version-check -e '.[local,inspect]' pytest lm_eval
+	build/harnesses/bin/pip install --quiet --disable-pip-version-check -e '.[local,inspect]' pytest hypothesis 'gguf>=0.19,<0.20' lm_eval \
+		$(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 	build/harnesses/bin/python -m pytest -m '' tests/docs/test_harnesses.py
 	HAYSTACK_TELEMETRY_ENABLED=False PYTHONPATH=build/frameworks $(VENV)/bin/python -m pytest -m '' tests/docs/test_frameworks.py tests/docs/test_applications.py
 
