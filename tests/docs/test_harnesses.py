@@ -25,7 +25,7 @@ import real_models
 pytestmark = pytest.mark.real
 DOCS, N = 5, 2
 POSGAP = [sys.executable, "-m", "posgap"]
-ASKED = {"task": "kv", "examples": "kv.jsonl.gz", "n_docs": DOCS, "max_new_tokens": 12}
+ASKED = {"task": "kv", "examples": "kv.jsonl.gz", "n_docs": DOCS, "max_new_tokens": 32}
 WORDS = [f"--{name.replace('_', '-')}={value}" for name, value in ASKED.items()]
 
 
@@ -37,7 +37,8 @@ def run(*words):
 
 
 def answered(folder):
-    return [(row["id"], row["placement"], row["response"], row["correct"]) for row in read_predictions(Path(folder))]
+    rows = read_predictions(Path(folder))
+    return sorted((row["id"], row["placement"], row["response"], row["correct"]) for row in rows)
 
 
 @pytest.fixture(scope="module")
