@@ -162,7 +162,7 @@ def test_rows_come_from_wherever_people_have_them(tmp_path):
     ("rows", "complaint"),
     [
         ([], "there are none"),
-        ([{"question": "q"}], "row 1: .*answers"),
+        ([{"question": "q"}], "examples:1: .*passages.*found question"),
         (["text"], "row 1: expected an example or a mapping, got str"),
         ([{"question": 1, "answers": ["a"], "gold": [], "distractors": []}], "row 1: .*question"),
         ("missing.jsonl", "no such file"),
