@@ -48,7 +48,7 @@ def test_bad_options(capsys, tmp_path, examples, model_folder, more, complaint):
 def test_missing_and_corrupt_inputs(capsys, tmp_path, examples, model_folder):
     missing = tmp_path / "none.jsonl"
     assert f"examples: {missing}: no such file" in fails(capsys, *sweep(tmp_path, missing, model_folder))
-    examples.write_text('{"id": 1}\n')
+    examples.write_text('{"id": 1, "gold": []}\n')
     assert "e.jsonl:1: field `id`" in fails(capsys, *sweep(tmp_path, examples, model_folder))
 
 
