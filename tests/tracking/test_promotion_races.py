@@ -3,8 +3,8 @@
 test_promotion.py, which is quick, breaks a change of champion off at each of its writes, and lets several want
 the lease.
 
-`CHAOS_SEED` chooses the faults. With `CHAOS_FUZZ_SECONDS` there are more rounds, of more processes; `POSGAP_RACES`
-says how many rounds.
+`CHAOS_SEED` chooses the faults. With `CHAOS_FUZZ_SECONDS` there are more rounds, of more processes. `POSGAP_RACES` says
+how many rounds, of two processes each.
 """
 
 import json
@@ -35,8 +35,9 @@ from posgap.verbs.gate import admit
 pytestmark = [pytest.mark.full, pytest.mark.nightly]
 SEED = int(os.environ.get("CHAOS_SEED", "0"))
 LONG = "CHAOS_FUZZ_SECONDS" in os.environ
-ROUNDS = int(os.environ.get("POSGAP_RACES", "3" if LONG else "1"))
-MOST = 8 if LONG else 3  # processes
+RACES = os.environ.get("POSGAP_RACES")
+ROUNDS = int(RACES or (3 if LONG else 1))
+MOST = 2 if RACES else 8 if LONG else 3  # processes
 LEASE = 8.0  # seconds
 TRIES = 5  # of one promotion
 EVERY = 10  # request or so is spoilt
@@ -82,7 +83,7 @@ class Place:
         raise AssertionError(out.with_suffix(".log").read_text()[-3000:])
 
 
-STORES = ["sqlite", *([pytest.param("postgresql", marks=postgres.needs_postgres)] if LONG else [])]
+STORES = ["sqlite", *([pytest.param("postgresql", marks=postgres.needs_postgres)] if LONG or RACES else [])]
 
 
 @pytest.fixture(scope="module", params=STORES)
