@@ -121,7 +121,7 @@ def test_mt_bench_takes_what_most_judges_prefer_whichever_answer_they_read_first
     assert texts(read[7])[0] == "alpaca-13b writes.\n\nQuestion: And another.\n\nAnswer: alpaca-13b writes more."
     with caplog.at_level("INFO"):
         data_import(ImportConfig(input=file, out=tmp_path / "e.jsonl", format="mt-bench"))
-    assert "left out 2 of which no answer is the best by itself" in caplog.text
+    assert "left out 2 without a single best answer" in caplog.text
     assert len(read_examples(tmp_path / "e.jsonl")) == 2
 
 
@@ -179,4 +179,4 @@ def test_a_table_of_comparisons_is_no_retrieval_log_and_ties_are_counted(tmp_pat
     (tmp_path / "c.csv").write_text("question,response_a,response_b,label\nQ1?,one,two,B\nQ2?,one,two,tie\n")
     with caplog.at_level("INFO"):
         (example,) = read_examples(tmp_path / "c.csv")
-    assert example.answers == ["two"] and "left out 1 of which no answer is the best by itself" in caplog.text
+    assert example.answers == ["two"] and "left out 1 without a single best answer" in caplog.text

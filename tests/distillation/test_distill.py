@@ -279,7 +279,7 @@ def _other_rope(model, tokenizer, out, state):
     ("writes", "line"),
     [
         (_scaled_wrongly, "export: model.norm.weight is not in the folder as it was written"),
-        (_other_rope, "export: what was written is not the trained model: their logits differ by"),
+        (_other_rope, "export: the written model is not the trained one: their logits differ by"),
     ],
 )
 def test_a_folder_that_is_not_the_trained_model_is_not_put_in_place(writes, line, config, monkeypatch):

@@ -74,7 +74,7 @@ def interrupted(endpoint: Endpoint, options: dict, number: signal.Signals) -> tu
 def test_who_stops_a_sweep_is_told_that_it_goes_on(options, number, code, how):
     with served(Endpoint(seconds=0.1)) as endpoint:
         ended = interrupted(endpoint, options, number)
-        assert ended == (code, f"posgap: error: {how}; the same command goes on where it was")
+        assert ended == (code, f"posgap: error: {how}; run the same command again to resume")
         endpoint.seen.clear()
         endpoint.seconds = 0
         sweep_model(SweepConfig(base_url=endpoint.url, **options))

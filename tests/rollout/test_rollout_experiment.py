@@ -205,7 +205,7 @@ def test_the_summary_names_the_greatest_bias_and_the_strongest_sink():
 
     summary = [cell("a", -20.0, 0.3, 0.29, 54.0), cell("b", 10.0, 0.25, 0.15, 56.0)]
     assert experiment_text(summary) == (
-        "The greatest bias is that of a: the middle item over the first by 20.0 points. The strongest attention "
+        "The greatest bias is in a: the middle item over the first by 20.0 points. The strongest attention "
         "sink beyond uniform attention is token 2 of b (0.25, uniform 0.15). 1 of 2 settings answer clearly above "
         "chance, which is naming any label of the sequence: the others' gaps and sinks are those of networks that did "
         "not learn to match items"

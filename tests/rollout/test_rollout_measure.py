@@ -598,7 +598,7 @@ def test_a_measurement_beside_a_sweep_asks_its_positions_and_keeps_its_accuracy(
     other = sweep_model(SweepConfig(**of_sweep, limit=2, shuffle=1, out=tmp_path / "shuffled"))
     for change, complaint in (
         ({"n_docs": 3}, "asked 4 documents of the task kv, and not 3 of kv; measure what was swept"),
-        ({"length": 30}, "length: is that of plain texts, and prompts are measured whole"),
+        ({"length": 30}, "length: is for plain texts; prompts are measured whole"),
         ({"task": ""}, "sweep: asked prompts: give the `task`"),
         ({"sweep": other}, "shuffled: asked other prompts than are measured"),
     ):

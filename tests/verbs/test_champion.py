@@ -45,7 +45,7 @@ def test_a_second_run_does_not_replace_a_better_champion(tmp_path, champion, mod
     assert not verdict.passed and "mean against the champion" in verdict.rules[1].meaning
     assert verdict.evidence["champion"].model_digest == read_sweep(champion).model_digest
     assert replay_verdict(refused) == verdict
-    with pytest.raises(PosgapError, match="compares the model with no champion, and that of tiny is version 1; gate"):
+    with pytest.raises(PosgapError, match="with no champion, but the champion of tiny is version 1; gate"):
         promoted(tmp_path, "alone", worse, swept, tmp_path / "gate-alone")
     assert str(client.get_model_version_by_alias("tiny", "champion").version) == "1"
 
@@ -82,7 +82,7 @@ def test_a_verdict_is_stale_when_the_champion_has_changed(tmp_path, base, champi
         swept[name] = write_sweep(tmp_path / f"sweep-{name}", [0.995] * 5, model=copy_of(model_folder, tmp_path / name))
         gated(tmp_path, name, swept[name], base, name="tiny")
     promoted(tmp_path, "second", tmp_path / "second", swept["second"], tmp_path / "gate-second")
-    with pytest.raises(PosgapError, match="compares the model with another champion, m, and that of tiny is version 2"):
+    with pytest.raises(PosgapError, match="with another champion, m, but the champion of tiny is version 2"):
         promoted(tmp_path, "third", tmp_path / "third", swept["third"], tmp_path / "gate-third")
     judged = {"gate": tmp_path / "gate-third", "gate_again": tmp_path / "again"}
     options = judged | {"model": str(tmp_path / "third"), "sweep": swept["third"], "name": "tiny"}
@@ -124,7 +124,7 @@ def test_who_promotes_at_the_same_time_is_noticed(tmp_path, base, champion, mode
         return upload(*arguments)
 
     monkeypatch.setattr(promotion, "_log_model", while_another_is_faster)
-    with pytest.raises(PosgapError, match="compares the model with another champion, m, and that of tiny is version 2"):
+    with pytest.raises(PosgapError, match="with another champion, m, but the champion of tiny is version 2"):
         promoted(tmp_path, "slow", model, swept, folder)
     assert str(client.get_model_version_by_alias("tiny", "champion").version) == "2"
 
@@ -182,7 +182,7 @@ def test_examples_that_are_gone_are_asked_for(tmp_path, real, real_champion):
     with pytest.raises(PosgapError, match="new.jsonl: no such file"):
         gated(tmp_path, "1", candidate, candidate, name="tiny", **LAX)
     (candidate / "manifest.json").unlink()
-    with pytest.raises(PosgapError, match="does not say where these are; give them with --examples"):
+    with pytest.raises(PosgapError, match="does not name their file; give it with --examples"):
         gated(tmp_path, "1", candidate, candidate, name="tiny", **LAX)
     examples = tmp_path / "moved.jsonl"
     assert read_verdict(gated(tmp_path, "1", candidate, candidate, name="tiny", examples=examples, **LAX)).passed

@@ -61,7 +61,7 @@ def examples(rows: "str | Path | pandas.DataFrame | Rows", limit: int = 0) -> li
     A row has `question`, `answers`, `gold` and `distractors`, both of these lists of `{"title": ..., "text": ...}`
     (docs/formats.md), or the `key`, `value` and `records` of key-value retrieval; a row without an `id` has its number.
     Rows may be of a retrieval log or a trace too (docs/rag.md): `question`, `answers` and the `passages` retrieved.
-    `limit` takes the first so many, 0 all of them.
+    `limit` takes only the first ones; 0 takes all.
 
     Raises `PosgapError` that names the row, and what is wrong with it.
     """
@@ -119,18 +119,17 @@ def sweep(
     `model` is a model of transformers in memory, with its `tokenizer`, or a pipeline of both; a Hugging Face folder, a
     name on the hub, or a version in MLflow's registry, `models:/name@champion`; or the address of an OpenAI-compatible
     endpoint, `http://...`, where `name` among the options says which of its models, if it has several; or a function,
-    sync or async, that answers a prompt, or a `question` with `passages` (docs/applications.md). `examples` is
-    whatever `posgap.examples` takes, or a number: so many are made for the task. Without a `task` that is rag for what
-    was retrieved, and else kv. `options` are those of `posgap sweep`,
-    by their names in Python: `n_docs`, `positions`, `limit`, `metric`, `max_new_tokens`, `system`, `temperature`,
-    `samples`, `label`, `batch_tokens`, ... Several `lengths`, like `["1k", "4k"]`, make a map of accuracy by length and
-    depth, a `LengthsResult`.
+    sync or async, that answers a prompt, or a `question` with `passages` (docs/applications.md). `examples` is whatever
+    `posgap.examples` takes, or the number of examples to make for the task. `task` defaults to rag for retrieved
+    passages, else kv. `options` are those of `posgap sweep`, by their names in Python: `n_docs`, `positions`, `limit`,
+    `metric`, `max_new_tokens`, `system`, `temperature`, `samples`, `label`, `batch_tokens`, ... Several `lengths`, like
+    `["1k", "4k"]`, make a map of accuracy by length and depth, a `LengthsResult`.
 
     A model in memory is asked where it is, and is as before afterwards. Nothing is written: for a sweep that goes on
     after an interruption use the command `posgap sweep`, and `posgap.load` for what it wrote.
 
     Standard error shows how many prompts there are, the progress, and the time left; with `quiet` only warnings.
-    Where the logger "posgap" has a handler or a level already, these lines go there, and only there.
+    If the logger "posgap" has a handler or a level already, these lines go there, and only there.
 
     Raises `PosgapError` for bad input, and where more prompts went unanswered than `max_unanswered` percent.
     """
@@ -194,7 +193,7 @@ def _sweep_prompts(
 def load(folder: str | Path) -> SweepResult | LengthsResult:
     """The sweep in a folder that `posgap sweep` or `merge` wrote, here or in S3, or those at several lengths.
 
-    Raises `PosgapError` where there is none.
+    Raises `PosgapError` if there is none.
     """
     there = Path(fetch_place(folder))
     return LengthsResult.read(there) if is_of_lengths(there) else SweepResult.read(there)
@@ -206,13 +205,13 @@ def gate(
     champion: SweepResult | str | Path | None = None,
     **demands: Any,
 ) -> Verdict:
-    """What the gate says of a sweep, against that of the `base` model and of today's `champion`, as `posgap gate` does.
+    """Judges a sweep against the sweeps of the `base` model and of today's `champion`, as `posgap gate` does.
 
     Sweeps are results or folders. `demands` are what a policy says (docs/gate.md): `max_gap`, `min_mean`,
     `least_examples`, ... Without a base those rules alone are asked that need none. The verdict's `outcome` is
     "admitted", "refused" or "not enough evidence", and `rules` has each rule's figures and sentence.
 
-    Raises `PosgapError` where the sweeps were not asked alike, or a model learnt the examples.
+    Raises `PosgapError` if the sweeps were not asked alike, or a model learnt the examples.
     """
     policy = parse_as(Policy, demands, "posgap.gate")
     with tempfile.TemporaryDirectory(prefix="posgap-") as place:
@@ -356,12 +355,12 @@ def _in_memory(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", c
 def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrainedModel":
     """A causal language model, scaled where it is a scaled one, in evaluation mode, on the CPU.
 
-    `path` is a Hugging Face folder, a name on the hub, or a version in MLflow's registry,
-    `models:/name@champion` or `models:/name/3`. `dtype` of its parameters: "auto" is that in which a registered version
-    was swept, and else bfloat16 where there is a GPU and float32 elsewhere; "stored" is that of the file. `compute` is
-    that of the arithmetic, where autocast makes it another.
+    `path` is a Hugging Face folder, a name on the hub, or a version in MLflow's registry, `models:/name@champion` or
+    `models:/name/3`. `dtype` of its parameters: "auto" is the precision of a registered version's sweep, else bfloat16
+    on a GPU and float32 elsewhere; "stored" is the file's. `compute` is the precision of the arithmetic if autocast
+    makes it another.
 
-    Raises `PosgapError` where there is no such model, or its weights are damaged.
+    Raises `PosgapError` if there is no such model, or its weights are damaged.
     """
     there = source(path)
     if dtype == "auto" and isinstance(there, RegisteredVersion):

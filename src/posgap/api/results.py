@@ -67,7 +67,7 @@ class SweepResult:
     def read(cls, folder: str | Path) -> Self:
         """The sweep of a folder that `posgap sweep` or `merge`, or `save`, wrote.
 
-        Raises `PosgapError` where it holds none.
+        Raises `PosgapError` if it holds none.
         """
         folder = Path(folder)
         return cls(read_sweep(folder), read_predictions(folder), sorted(training_examples(folder)), folder=folder)
@@ -133,7 +133,7 @@ class SweepResult:
     def compare(self, other: "SweepResult", *, allow: Sequence[str] = ()) -> "ComparisonResult":
         """How `other` differs from this sweep, of the same examples asked in the same way.
 
-        `allow` names what may be asked otherwise, like `["template"]`. Raises `PosgapError` where more is.
+        `allow` names what may be asked otherwise, like `["template"]`. Raises `PosgapError` if more is.
         """
         evidence = with_distinct_labels([self._evidence("this"), other._evidence("other")])
         swept = [each._swept()._replace(sweep=own.sweep) for each, own in zip((self, other), evidence)]
@@ -142,7 +142,7 @@ class SweepResult:
     def save(self, folder: str | Path) -> Path:
         """Writes the folder that `posgap sweep` writes, which every command reads, and returns its path.
 
-        Raises `PosgapError` where the folder holds anything.
+        Raises `PosgapError` if the folder holds anything.
         """
         return _saved(Path(folder), self._write)
 
@@ -184,7 +184,7 @@ class LengthsResult:
 
     @classmethod
     def read(cls, folder: str | Path) -> Self:
-        """The map of a folder that `posgap sweep`, or `save`, wrote; raises `PosgapError` where it holds none."""
+        """The map of a folder that `posgap sweep`, or `save`, wrote; raises `PosgapError` if it holds none."""
         folder = Path(folder)
         figures = read_lengths(folder)
         sweeps = [SweepResult.read(folder_at(folder, tokens)) for tokens in figures.tokens]
@@ -203,8 +203,8 @@ class LengthsResult:
         return pd.DataFrame(rows)
 
     def effective(self, most_gap: float | None = None) -> EffectiveLength:
-        """The longest of the lengths up to which the gap is at most so many points, with its bounds; by default as many
-        as `most_gap` said when it was swept."""
+        """Returns the longest length up to which the gap is at most this many points, with its bounds; by default the
+        sweep's `most_gap`."""
         most_gap = self.figures.effective.most_gap if most_gap is None else most_gap
         return effective_length(self.figures.tokens, [each.correct for each in self._evidence], most_gap)
 
@@ -221,7 +221,7 @@ class LengthsResult:
     def save(self, folder: str | Path) -> Path:
         """Writes the folder that `posgap sweep` writes, which every command reads, and returns its path.
 
-        Raises `PosgapError` where the folder holds anything.
+        Raises `PosgapError` if the folder holds anything.
         """
 
         def write(partial: Path) -> None:
@@ -311,7 +311,7 @@ def _saved(folder: Path, write: Callable[[Path], None]) -> Path:
 
 
 def _closed(figure: "Figure") -> "Figure":
-    """The figure, of which pyplot no longer knows, so that a notebook shows it once."""
+    """Returns the figure after removing it from pyplot, so that a notebook shows it once."""
     import matplotlib.pyplot as plt
 
     plt.close(figure)

@@ -72,7 +72,7 @@ def _mt_bench(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
     `question_id, model_a, model_b, winner, conversation_a, conversation_b, turn`.
 
     What several judged is one example, at the row of the first judgment: the answer that most of them preferred is the
-    gold document. Where as many, or more, called it a tie, or preferred the other, None is yielded. An answer in the
+    gold document. If as many, or more, called it a tie, or preferred the other, None is yielded. An answer in the
     second turn is what was said after the first question, all of it.
     """
     judgments: dict[tuple, tuple[int, str, dict[str, str], Counter[str]]] = {}
@@ -181,7 +181,7 @@ def _split_off(texts: Sequence[str], index: int) -> tuple[tuple[str, str], list[
 
 
 def _choice_example(id: str, question: str, gold: tuple[str, str], others: Iterable[tuple[str, str]]) -> Example | None:
-    """The example of items as (title, text); None where the gold one stands among the others too."""
+    """The example of items as (title, text); None if the gold one stands among the others too."""
     gold_document, *distractors = (Document(title=title, text=text) for title, text in (gold, *others))
     for other in distractors:
         if other.text.split() == gold_document.text.split():
@@ -201,7 +201,7 @@ class Layout(NamedTuple):
 
     examples: Callable[[Rows, str], Iterator[tuple[int, Example | None]]]
     fields: tuple[frozenset[str], ...]
-    left_out: str = "of which no answer is the best by itself"
+    left_out: str = "without a single best answer"
     columns: Sequence[str] = ()
 
     def read_file(self, path: Path) -> Iterator[tuple[int, Example | None]]:
@@ -234,7 +234,7 @@ LAYOUTS = {
 
 
 def layout_of(row: Any) -> Layout | None:
-    """The layout that a row with these fields has; None where it has none of them."""
+    """The layout that a row with these fields has; None if it has none of them."""
     fields = set(row) if isinstance(row, Mapping) else set()
     for layout in LAYOUTS.values():
         if any(fields >= set(names) for names in layout.fields):

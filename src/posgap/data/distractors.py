@@ -32,8 +32,8 @@ def _gold_documents(examples: Iterable[Example]) -> list[Document]:
 
 
 def first_distractors(documents: Iterable[Document], example: Example, n_docs: int) -> list[Document] | None:
-    """The first documents that are no gold ones and hold no answer, so many that a prompt has `n_docs` with the gold
-    ones; None where there are too few."""
+    """Returns the first non-gold documents without an answer, enough for a prompt of `n_docs` with the gold ones; None
+    if there are too few."""
     needed = n_docs - len(example.gold)
     found = list[Document]()
     for document in documents:
@@ -48,10 +48,10 @@ def with_ranked_distractors(examples: Sequence[Example], n_docs: int) -> Iterato
     """Yields each example with `n_docs` documents: its own gold documents, and the passages that BM25 ranks highest for
     its question among the gold documents of all examples.
 
-    Left out are passages that contain one of its answers (both normalised), which would be no distractors. An example
-    with one gold document becomes a ranked one, with BM25's scores and the gold document at its own rank, or last where
-    that is lower; the gold documents of others keep their order, which may be that of reasoning. Titles count as text.
-    Equal arguments give equal examples. Yields None for an example that has too few candidates.
+    Passages that contain one of its answers (both normalised) are left out. An example with one gold document becomes a
+    ranked one, with BM25's scores and the gold document at its own rank, or last if its rank is lower. Several gold
+    documents keep their order, which may be the order of reasoning. Titles count as text. Equal arguments give equal
+    examples. Yields None for an example that has too few candidates.
     """
     pool = _gold_documents(examples)
     place = dict(zip(pool, count()))

@@ -60,8 +60,8 @@ def read_documents(path: Path) -> Iterator[tuple[int, Example]]:
 def split_around(text: str, quote: str) -> tuple[list[str], int]:
     """The parts of a text, in its order, and the index of that which holds the quote.
 
-    White space in the quote may differ from the text's. Raises `PosgapError` where the quote does not stand in the
-    text, or more than once, or where there are no two parts.
+    White space in the quote may differ from the text's. Raises `PosgapError` if the quote does not stand in the
+    text, or more than once, or if there are no two parts.
     """
     pattern = r"\s+".join(re.escape(word) for word in quote.split())
     found = [match.span() for match in re.finditer(pattern, text)]

@@ -1,9 +1,9 @@
 """The fields of a retrieval log's rows: its question, its accepted answers, its passages.
 
 `log_formats.json` declares what is known of exports: the names of each field, and formats whose fields stand elsewhere.
-Of a format, `has` are the paths by which it is known, `lift` the object whose fields count as the row's, `take` the
-paths of fields, `rename` and `passage` other names within the row and its passages, `order` what passages stand by, and
-`index_of` the lists whose passages `results` put in order by their index.
+In a format, `has` are the paths that identify it, `lift` the object whose fields count as the row's, `take` the paths
+of fields, `rename` and `passage` other names within the row and its passages, `order` the field that sorts passages,
+and `index_of` the lists whose passages `results` orders by index.
 """
 
 import contextlib
@@ -144,7 +144,7 @@ class LogFields:
         return next((cell for part in parts if (cell := self.cell(part, field_)) is not None), None)
 
     def find_question(self, row: Fields) -> str | None:
-        """The question of a row as it is found first; None if it has none."""
+        """Returns the first question that a row has; None if it has none."""
         return next(iter(self._questions(row).values()), None)
 
     def _questions(self, row: Fields) -> dict[str, str]:

@@ -200,7 +200,7 @@ def question_rows(rows: Iterable[LogRow], log: LogRows) -> Iterator[LogEntry]:
 
 
 def passage_rows(rows: Iterable[LogRow], log: LogRows) -> Iterator[LogEntry]:
-    """Yields an entry for all rows of a question, each of which has one passage: as questions come first.
+    """Yields one entry a question for rows of one passage each, in the order of the questions' first rows.
 
     Rows belong together by the question's id, or its text; one without either is of the question above it, as in merged
     cells. What rows say of the question is taken from the first that says it; their answers are all accepted.

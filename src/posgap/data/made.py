@@ -1,4 +1,4 @@
-"""Synthetic examples for a task, where nobody has any to give."""
+"""Makes synthetic examples for a task if no file is given."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ from posgap.tasks.task import Task
 def made_examples(task: Task, n_examples: int, n_docs: int, seed: int) -> Iterator[AnyExample]:
     """Yields examples of `n_docs` documents like those that `posgap data make` writes for this task.
 
-    Equal arguments give equal examples. Raises `PosgapError` where there is no synthetic data for the task, or none
+    Equal arguments give equal examples. Raises `PosgapError` if there is no synthetic data for the task, or none
     with so many documents.
     """
     if not task.synthetic:

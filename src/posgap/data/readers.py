@@ -286,8 +286,7 @@ def read_musique(path: Path) -> Iterator[tuple[int, Example | None]]:
 def _build_example(
     name: str, question: str, answers: list[str], documents: list[Document], gold: Sequence[int]
 ) -> Example | None:
-    """The example of which these documents, by index, are the gold ones, in the order of reasoning; None without such
-    ones."""
+    """Builds the example whose gold documents are these indices, in the order of reasoning; None without any."""
     if not gold:
         return None
     others = [document for i, document in enumerate(documents) if i not in gold]

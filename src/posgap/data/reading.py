@@ -24,7 +24,7 @@ def examples_file(path: Path) -> Path:
 def read_examples(path: Path, report: ImportReport | None = None) -> list[AnyExample]:
     """Reads examples from a `.jsonl` or `.jsonl.gz` file, or from the folder of `validate`.
 
-    They may stand in a table too (`posgap.foundation.rows`). Where the rows are of a retrieval log or a trace, they are
+    They may stand in a table too (`posgap.foundation.rows`). If the rows are of a retrieval log or a trace, they are
     read as `posgap.data.retrieval_logs` says; those of options or judged answers as `posgap.data.choice_files` does.
     What a log was taken for goes to `report`, or is logged.
     Raises `PosgapError` that names the line, and the field if the schema is wrong, or both lines if two examples have

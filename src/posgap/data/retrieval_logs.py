@@ -61,9 +61,9 @@ def is_log(row: Any, table: bool = False) -> bool:
 class RetrievalLog:
     """A retrieval log or a trace that `name` names, and what somebody says of it.
 
-    `labels` are answers and relevant ids by question, which come before those of the rows. `relevance` says which
-    passages are relevant, else the first of these does that a row has: relevant ids, labels, answers. `order` is
-    "listed", or the number by which the retriever's order goes, as "score:highest". `columns` names columns of fields.
+    `labels` are answers and relevant ids by question, which override the rows' own. `relevance` chooses what marks
+    passages as relevant; by default the first of relevant ids, labels and answers that a row has. `order` is "listed",
+    or the number that sorts the passages, as "score:highest". `columns` maps fields to columns.
     """
 
     name: str
@@ -130,7 +130,7 @@ class RetrievalLog:
         raise Ambiguous(what, at=where or self.name)
 
     def _decide_labels(self, entries: Sequence[LogEntry], report: ImportReport) -> None:
-        """Leaves each passage one label. Labels of which any is no grade, but a share or a percent, are scores."""
+        """Leaves each passage one label. If any label is a share or a percent instead of a grade, all are scores."""
         passages = [passage for entry in entries for passage in entry.passages]
         shares = {name for each in passages for name, grade in each.labels.items() if grade.is_share}
         shares = set() if self.relevance == "label" else shares

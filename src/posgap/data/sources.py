@@ -9,7 +9,7 @@ from pathlib import Path
 class Source:
     """A file on the web, or the `member` of a zip archive there; `format` is its name in `posgap data import`.
 
-    `checksum` is that of the downloaded file, as "sha256:...", "md5:..." or "git:..." (a blob's id); empty if none is
+    `checksum` is the downloaded file's, as "sha256:...", "md5:..." or "git:..." (a blob's id); empty if none is
     published.
     """
 

@@ -140,11 +140,11 @@ ANIMAL_QUESTION = "Which one is about the {}?"
 
 
 def animal_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Example]:
-    """Yields examples of `n_docs` sentences, each about another animal, of which the question asks for one.
+    """Yields examples of `n_docs` sentences, each about another animal; the question asks for one of them.
 
     Sentences name the animals themselves or, in half of the examples, their young, like foal for horse. Their lengths
     differ, and say nothing of what is right. All examples are different, and none has the right sentence of another
-    until all of these have been drawn. Equal arguments give equal examples. Raises `PosgapError` where there are too
+    until all of these have been drawn. Equal arguments give equal examples. Raises `PosgapError` if there are too
     few animals, or too few different examples.
     """
     if not 2 <= n_docs <= len(YOUNG):

@@ -50,7 +50,7 @@ class Recipe:
 
     For `retrieval` steps it learns to retrieve, and goes on, for at most `most` steps in all, while the values'
     cross-entropy / ln n is above `threshold`. `records` has how many records a prompt has in these steps: the step from
-    which, the least and the most. Where after `patience` steps the loss is still that of guessing among the values
+    which, the least and the most. If after `patience` steps the loss is still that of guessing among the values
     whose keys share a digit, the model begins again with other parameters. Then follow at least `bias` steps in which
     the gold record's place is drawn by `end_bias(n, first, tau)`, in the first `ramp` of them with growing n, until the
     accuracy in the middle is below `lost`. Finally the learning rate decays over `decay` steps. `jitter` gives the

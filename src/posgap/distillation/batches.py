@@ -136,7 +136,7 @@ class Batch:
 
     Padding is on the right, so causal attention never reaches it and needs no mask for it.
 
-    Where rows share what they have in common, S is all that is read, in a single row: `positions [1, S]` are those in
+    If rows share what they have in common, S is all that is read, in a single row: `positions [1, S]` are those in
     the prompts, and `branches` says where each lies.
     """
 

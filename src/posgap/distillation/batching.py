@@ -1,8 +1,8 @@
 """How the rows of a step are read: which share a sequence, and which are in memory at the same time.
 
-A row is one prompt with its response. A step's rows are read in micro-batches of so many tokens, either each by itself,
-beside rows of like length, or in bundles that share what they have in common. Every process makes the same layout from
-the rows' lengths, so that all of them call the model equally often, as ZeRO-3 needs.
+A row is one prompt with its response. A step's rows are read in micro-batches of a given number of tokens: either one
+by one, beside rows of similar length, or in bundles that share a prefix. Every process makes the same layout from the
+rows' lengths, so all call the model equally often, as ZeRO-3 needs.
 """
 
 from bisect import bisect_right
@@ -140,7 +140,7 @@ def group_micro_batches(
 ) -> list[list[MicroBatch]]:
     """Divides a step's rows into groups of micro-batches, so that rows of one of `weight_groups` are in one group.
 
-    Where the rows of a weight group do not fit into a micro-batch, some fill micro-batches of their own, and the rest
+    If the rows of a weight group do not fit into a micro-batch, some fill micro-batches of their own, and the rest
     is in the group's last one, which may have all rows of other weight groups. Rows whose weight is fixed (`None`) are
     in the last groups.
     """

@@ -129,7 +129,7 @@ def _has_flash(query: Tensor, value: Tensor) -> bool:
 def _by_flash(
     query: Tensor, key: Tensor, value: Tensor, branches: Branches, window: int | None, scale: float | None
 ) -> Tensor:
-    """`_over_branches` by one kernel, which takes a branch's last query to be that of its last key."""
+    """Computes `_over_branches` by one kernel, which aligns a branch's last query with its last key."""
     columns, query_ends, key_ends, most_queries, most_keys = branches.flash_layout(query.device)
     queries = query[0].transpose(0, 1)
     keys, values = (each[0].transpose(0, 1).index_select(0, columns) for each in (key, value))

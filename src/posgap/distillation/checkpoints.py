@@ -70,7 +70,7 @@ class Checkpoints:
             log.warning("%s", error)  # what ended the block is what has to be said
 
     def wait(self) -> None:
-        """Ends when what was saved is written; raises `PosgapError` where it could not be."""
+        """Ends when what was saved is written; raises `PosgapError` if it could not be."""
         writing = self.writing
         self.writing = None
         if writing:
@@ -88,7 +88,7 @@ class Checkpoints:
         return self._mesh.get_group() if self._mesh else None
 
     def latest(self) -> int:
-        """The step of the newest checkpoint that is whole on this machine, 0 where there is none."""
+        """The step of the newest checkpoint that is whole on this machine, 0 if there is none."""
         return max(self._here(), default=0)
 
     def _here(self) -> set[int]:
@@ -104,8 +104,8 @@ class Checkpoints:
     ) -> None:
         """Writes the checkpoint of `step`, and keeps the newest of those before it.
 
-        What of it takes time is done later, in a thread. Where the one before this could not be written (a full disk),
-        `PosgapError` is raised, and the one before that stays. Where it cannot be uploaded, a warning says so and
+        What of it takes time is done later, in a thread. If the one before this could not be written (a full disk),
+        `PosgapError` is raised, and the one before that stays. If it cannot be uploaded, a warning says so and
         training goes on.
         """
         self.wait()
@@ -192,7 +192,7 @@ class Checkpoints:
         return max(there, here)
 
     def _sound(self) -> int:
-        """The step of the newest checkpoint whose files have the sha256s that they had, 0 where there is none.
+        """The step of the newest checkpoint whose files have the sha256s that they had, 0 if there is none.
 
         One that has not is removed: here, and then, where S3 has no better one, there.
         """
@@ -226,7 +226,7 @@ class Checkpoints:
     def load(self, accelerator: Accelerator, model: Any, optimizer: torch.optim.Optimizer) -> History:
         """Puts the newest checkpoint's state into `model` and `optimizer`; returns its history.
 
-        Returns an empty history, and changes nothing, where there is no checkpoint.
+        Returns an empty history, and changes nothing, if there is no checkpoint.
         """
         step = self._sound()
         (rank, _) = rank_and_world()

@@ -238,7 +238,7 @@ class TrainStep:
     def run(self, number: int, rows: Sequence[TrainingPrompt]) -> dict[str, float]:
         """Makes one update from the global batch `rows` and returns its figures.
 
-        Where a process runs out of memory, micro-batches are halved and the step is begun again. So it is where the
+        If a process runs out of memory, micro-batches are halved and the step is begun again. So it is where the
         gradient overflows because positions' losses differ by far, with all rows weighed before the first gradient.
         """
         while True:
@@ -298,7 +298,7 @@ class TrainStep:
         self.sharing_is_checked = True
         self.shares_prefixes = all(gather(same))
         if not self.shares_prefixes:
-            log.info("what prompts have in common is read for each: this model does not read it once as it should")
+            log.info("common prefixes are computed for each prompt: this model gives other results if they are shared")
 
     def _accumulate(self, step: Step) -> None:
         """Adds up the gradient of a step, and enters its rows' losses and weights."""

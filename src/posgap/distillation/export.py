@@ -46,7 +46,7 @@ class TrainedModel:
     """The result of a training: the parameters that it changed, by name, in float32 as the optimizer has them, and the
     `logits` that the model in training gives to the tokens `probe [1, T]`, in arithmetic of the precision `arithmetic`.
 
-    Where DeepSpeed has the parameters, they are gathered on the first process.
+    If DeepSpeed has the parameters, they are gathered on the first process.
     """
 
     parameters: Mapping[str, Tensor]
@@ -71,7 +71,7 @@ class TrainedModel:
 def export(origin: Origin, trained: TrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path) -> dict[str, float]:
     """Writes the trained model into the folder `out`, with `export.json`; returns the figures in it.
 
-    Raises `PosgapError` where the precision of the file would lose what training did, and where the folder that was
+    Raises `PosgapError` if the precision of the file would lose what training did, and if the folder that was
     written is not the trained model.
     """
     unset_hf_deepspeed_config()  # under ZeRO-3 models would be loaded in pieces, by all processes
@@ -112,7 +112,7 @@ def export(origin: Origin, trained: TrainedModel, tokenizer: PreTrainedTokenizer
 
 
 def _rebuild_unrounded(origin: Origin, trained: TrainedModel) -> PreTrainedModel:
-    """The base with what training changed, in float32; `PosgapError` where its logits are not the trained model's."""
+    """The base with what training changed, in float32; `PosgapError` if its logits are not the trained model's."""
     model = load_model(origin.model, "float32")
     if origin.lora_rank:
         model = merge_adapters(model, trained.parameters, origin.lora_rank)
@@ -125,8 +125,8 @@ def _rebuild_unrounded(origin: Origin, trained: TrainedModel) -> PreTrainedModel
 def _require_same(logits: Tensor, expected: Tensor, allowed: float) -> None:
     if not (difference := _difference(logits, expected)) <= allowed:
         raise PosgapError(
-            f"export: what was written is not the trained model: their logits differ by {difference:.2g} of a standard "
-            f"deviation, of which arithmetic explains {allowed:.2g}; please report this with the model's name"
+            f"export: the written model is not the trained one: their logits differ by {difference:.2g} standard "
+            f"deviations (rounding: at most {allowed:.2g}); please report this with the model's name"
         )
 
 

@@ -69,8 +69,8 @@ class MicroBatchShape:
 
 @dataclass(frozen=True)
 class Size:
-    """The numbers of a model's parameters, of those that are trained, of its output head's, and of those frozen beneath
-    adapters, each of which takes `bytes_beneath` where training computes in bfloat16 by autocast."""
+    """Numbers of parameters: all, trained, in the output head, and frozen beneath adapters. A frozen one takes
+    `bytes_beneath` if training computes in bfloat16 by autocast."""
 
     parameters: int
     trained: int

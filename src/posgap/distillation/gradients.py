@@ -84,7 +84,7 @@ class Gradient:
     def update(self) -> float:
         """Updates the parameters and returns the norm that the gradient had before it was clipped.
 
-        Where that is not finite, nothing is updated, except under DeepSpeed.
+        If that is not finite, nothing is updated, except under DeepSpeed.
         """
         if not self.by_deepspeed:
             if rank_and_world()[1] > 1:  # once a step, when no process can run out of memory in a pass any more

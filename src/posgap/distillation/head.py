@@ -161,7 +161,7 @@ def _chunks(hidden: Tensor, head: Head) -> Iterator[slice]:
 
 
 def _slices(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """The weight `[V, D]` in float32: as it is, or made of 16 bits by slices of its rows."""
+    """Returns the weight `[V, D]` in float32: unchanged, or converted from 16 bits by slices of its rows."""
     precise = torch.promote_types(weight.dtype, torch.float32)
     if precise == weight.dtype:
         yield slice(None), weight

@@ -20,7 +20,7 @@ def add_adapters(model: PreTrainedModel, rank: int) -> "PeftModel":
     """Puts adapters on every linear layer but the output head, and freezes the rest of `model`, in place.
 
     Routers that are linear layers with outputs of their own (Llama 4's) are left out: peft's adapters cannot stand in
-    for them. Raises `PosgapError` where peft cannot adapt the model.
+    for them. Raises `PosgapError` if peft cannot adapt the model.
     """
     try:
         from peft import LoraConfig, get_peft_model

@@ -2,9 +2,8 @@
 
 Nothing here makes the host wait for a GPU.
 
-In shapes, M is the number of response tokens of a batch, V the size of the vocabulary, R the number of rows (prompts)
-of a batch, and N that of the global batch. Divergences and cross-entropies are computed in float32, of logits that are
-float32 too (`Head`).
+Shapes: M response tokens of a batch, V tokens of the vocabulary, R rows (prompts) of a batch, N rows of the global
+batch. Divergences and cross-entropies are computed in float32 from float32 logits (`Head`).
 """
 
 from collections.abc import Hashable, Sequence

@@ -41,7 +41,7 @@ class Method:
         return self.made_by == "distill"
 
     def require_suited(self, task: "Task") -> None:
-        """Raises `PosgapError` where the method makes answers alike at all placements, and the task's name theirs."""
+        """Raises `PosgapError` if the method makes answers alike at all placements, and the task's name theirs."""
         if self.needs_teacher and task.slot_names:
             raise PosgapError(
                 f"method: {self.name} makes answers alike at all placements, and those of {task.name} name theirs; "
@@ -115,7 +115,7 @@ METHODS: Registry[Method] = Registry(
 def method_of(model: str | Path) -> str:
     """The name of the method that made a model, as in `METHODS`; empty for a model that came from elsewhere.
 
-    Where one without training was put on top of what another had made, both: `r1 then mitigate`.
+    If one without training was put on top of what another had made, both: `r1 then mitigate`.
     """
     return method_in(read_manifest(Path(model)))
 

@@ -23,7 +23,8 @@ TYPICAL_WEIGHT = 0.02  # the root mean square of a matrix's weights, where a mod
 
 
 def default_learning_rate(parameters: int, adapters: bool = False) -> float:
-    """Returns the peak rate for a model of so many parameters: the paper's 3e-6 at 7B, and higher for smaller ones."""
+    """Returns the peak rate for a model with this number of parameters: the paper's 3e-6 at 7B, and higher for smaller
+    ones."""
     rate = _PAPER_RATE * (_PAPER_PARAMETERS / parameters) ** _EXPONENT * (_ADAPTERS if adapters else 1)
     return float(f"{rate:.0e}")
 
@@ -55,7 +56,7 @@ class Movement(NamedTuple):
 
     @property
     def of_the_paper(self) -> float:
-        """By how much a layer's output can change, beside what it can in the paper's run. Where all weights move
+        """By how much a layer's output can change, beside what it can in the paper's run. If all weights move
         together, an output moves by the reach times the square root of the width, beside its size."""
         papers = _PAPER_REACH * sqrt(_PAPER_WIDTH) / TYPICAL_WEIGHT
         return self.of_a_weight * sqrt(self.width) / papers

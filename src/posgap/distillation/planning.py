@@ -67,7 +67,7 @@ class Way:
 @dataclass(frozen=True)
 class Need:
     """The memory that a way takes of each GPU: bytes that stand all the time, and the most there are while `rows`
-    prompts are read, which is the number that fits, at most a process's share of a step. Where not even one fits,
+    prompts are read, which is the number that fits, at most a process's share of a step. If not even one fits,
     `rows` is 0; where what stands does not, the rest is not known."""
 
     way: Way
@@ -128,7 +128,7 @@ class Workload:
         return self.prompt_tokens + self.response_tokens
 
     def micro_batch(self, way: Way, rows: int = 1) -> MicroBatchShape:
-        """The shape of a micro-batch of so many prompts."""
+        """Returns the shape of a micro-batch with this number of prompts."""
         return MicroBatchShape(rows, self.width, self.response_tokens, way.arithmetic, way.checkpointing, way.lora_rank)
 
 
@@ -148,7 +148,7 @@ def need(work: Workload, way: Way, sized: Callable[[int], Size], taken: Callable
 def _most_rows(taken: Callable[[int], int], most: int, free: float) -> tuple[int, int]:
     """The largest number of rows, up to `most`, that takes at most `free` bytes, and the bytes that it takes.
 
-    Where one takes more, 0, and the bytes of that one. The number is the largest to an eighth of it; its bytes are
+    If one takes more, 0, and the bytes of that one. The number is the largest to an eighth of it; its bytes are
     measured, since they do not grow by the same with each row: another phase has the peak at few rows than at many.
     """
     fits = (1, taken(1))

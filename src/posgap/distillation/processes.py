@@ -87,10 +87,10 @@ def _destroy_group() -> None:
 
 
 def deepspeed_settings(name: str, mixed: bool) -> dict:
-    """The DeepSpeed configuration `zero2` or `zero3` of infra/deepspeed, or that of a JSON file, for this training.
+    """Returns the DeepSpeed configuration for this training: `zero2` or `zero3` of infra/deepspeed, or a JSON file.
 
     What a file leaves open ("auto") is filled, or left to DeepSpeed's default. Sizes of batches, which are posgap's
-    matter, are not taken over. Raises `PosgapError` where the file says otherwise than posgap's options.
+    matter, are not taken over. Raises `PosgapError` if the file says otherwise than posgap's options.
     """
     ours = files("posgap.deepspeed") / f"{name}.json"
     if not ours.is_file() and not Path(name).is_file():

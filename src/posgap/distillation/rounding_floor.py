@@ -1,7 +1,7 @@
 """What rounding alone makes of the divergence that is trained: below it a gradient is noise.
 
-On SmolLM2 a KL above the floor of bfloat16 has a gradient with a cosine of 0.9 and more with that of float32; at a
-hundredth of it the cosine may be anything.
+On SmolLM2 the gradient of a KL above bfloat16's floor has a cosine of 0.9 or more with float32's gradient; at a
+hundredth of the floor it may have any.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def measure_floor(student: Student, device: torch.device) -> float:
 
 
 def warning(history: Sequence[dict[str, float]]) -> str:
-    """A line where steps were trained on a divergence below the floor; nothing where none was, or it is not known."""
+    """A line where steps were trained on a divergence below the floor; nothing if none was, or it is not known."""
     floor = history[0].get(FIGURE, 0.0) if history else 0.0
     below = [int(figures["step"]) for figures in history for name in _SIGNALS if figures.get(name, floor) < floor]
     if not below:

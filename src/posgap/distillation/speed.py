@@ -14,7 +14,7 @@ class Speed:
     """Tokens of prompts and responses in each step, and the seconds that it took, on `processes` GPUs or CPUs.
 
     The share counts what reading every prompt by itself takes: 6 operations a token and trained parameter, 4 a frozen
-    one. It is that of the model's own operations (MFU), so that what is read once for several prompts counts for each.
+    one. This is MFU: a prefix that is computed once for several prompts counts for each.
     """
 
     trained: int

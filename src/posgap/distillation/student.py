@@ -55,8 +55,7 @@ class Student(nn.Module):
     def response_states(self, batch: Batch) -> Tensor:
         """The final hidden states `[M, D]` at the columns whose next token is a response token.
 
-        Raises `PosgapError` where RoPE follows the length, and would not be as it is when the model writes the
-        responses.
+        Raises `PosgapError` if RoPE depends on the length and would differ from that during generation.
         """
         if self.rope:
             # Rows are read with the frequencies of the widest, padding and all.

@@ -2,11 +2,10 @@
 
 The teacher is the student before its first step. Its distributions over a response are the same in every epoch and for
 every trivial position, so each example is read once, at the advantageous placement, before training begins: by the
-student itself, as it is wrapped for training, so that both are the same function in every precision, and so that ZeRO-3
-has the teacher in pieces too. The final hidden states at the T response tokens are kept, and the frozen output head
-turns them back into the logits. That takes T * D numbers per example instead of T * V, some 30 times less at 7B with a
-128k vocabulary. They are stored as memory-mapped safetensors, so that neither the teacher nor its states need memory
-while the student trains.
+wrapped student itself, so that both are the same function in every precision and ZeRO-3 partitions the teacher too. The
+final hidden states at the T response tokens are kept, and the frozen output head turns them back into the logits. That
+takes T * D numbers per example instead of T * V, some 30 times less at 7B with a 128k vocabulary. They are stored as
+memory-mapped safetensors, so neither the teacher nor its states take memory while the student trains.
 """
 
 import copy

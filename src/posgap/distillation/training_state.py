@@ -1,9 +1,8 @@
 """What training goes on from: each trained parameter and what the optimizer keeps of it, by name, whoever holds which
 piece.
 
-The names and shapes are those of the model on one process, in whatever way processes share it: whole, or in
-DeepSpeed's flat partitions, of which each process shows some rows. So a checkpoint that was written in one way, by any
-number of processes, is read in any other.
+Names and shapes are the model's on a single process, even if DeepSpeed keeps flat partitions of which a process shows
+some rows. So any number of processes, with or without ZeRO, can read a checkpoint that another setup wrote.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +28,7 @@ _FLAT = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp3
 def copy_state(
     accelerator: Accelerator, model: Any, optimizer: torch.optim.Optimizer, mesh: DeviceMesh | None
 ) -> State:
-    """A copy of the state in main memory, of which this process has all, or under ZeRO its rows.
+    """Copies the state into main memory: all of it, or under ZeRO this process's rows.
 
     `mesh` is of all processes' main memories, `None` for a single one. Every process calls this.
     """

@@ -8,7 +8,7 @@ from posgap.foundation.errors import BadOption
 def read_number(variable: str, default: float, least: float, most: float) -> float:
     """Returns the number that a variable of the environment holds; `default` where it is unset or empty.
 
-    Raises `BadOption` where it holds something else, or a number below `least` or above `most`.
+    Raises `BadOption` if it holds something else, or a number below `least` or above `most`.
     """
     text = os.environ.get(variable, "") or default
     try:

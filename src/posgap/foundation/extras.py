@@ -29,7 +29,7 @@ for _extra, _packages in _PACKAGES.items():
 
 
 def how_to_install(module: str) -> str:
-    """Returns the words for a `module` (also "kfp.dsl") that cannot be imported; empty where no extra brings it."""
+    """Returns the words for a `module` (also "kfp.dsl") that cannot be imported; empty if no extra brings it."""
     package = module.partition(".")[0]
     extra = EXTRA_OF.get(package)
     if not extra:

@@ -138,7 +138,7 @@ def pairs(value: Any) -> Any:
 
 
 def registered_name(text: str) -> str:
-    """The name of a model in MLflow's registry. `ValueError` where MLflow would not take it, or where a search for it
+    """The name of a model in MLflow's registry. `ValueError` if MLflow would not take it, or if a search for it
     could be made to say something else."""
     if not re.fullmatch(r"\w[\w .-]{0,199}", text):
         raise ValueError("write at most 200 letters, digits, spaces and ._- that begin with a letter or digit")

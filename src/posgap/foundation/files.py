@@ -115,7 +115,7 @@ def work_folder(out: Path) -> Path:
 
 
 def delete_path(path: Path) -> None:
-    """Deletes a file or a folder; does nothing where there is none."""
+    """Deletes a file or a folder; does nothing if there is none."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -185,7 +185,7 @@ def write_json(path: Path, value: object) -> None:
 def read_json(path: Path) -> Any:
     """Reads one JSON document, gzipped where the name ends in `.gz`, within the limits of `json_text`.
 
-    `PosgapError` where there is none, or none that can be read.
+    `PosgapError` if there is none, or none that can be read.
     """
     return parse_json(read_document(path), str(path))
 

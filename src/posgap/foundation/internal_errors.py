@@ -1,4 +1,4 @@
-"""Errors that nobody foresaw: one line for the user, and the traceback in a file to send along."""
+"""Reports unexpected errors: one line for the user, and the traceback in a file for the report."""
 
 import os
 import platform
@@ -31,7 +31,7 @@ def describe_internal_error(error: BaseException) -> str:
 
 
 def _save_traceback(text: str) -> Path | None:
-    """The file of a traceback, without secrets: in the cache, else in a temporary folder; None where neither can be."""
+    """The file of a traceback, without secrets: in the cache, else in a temporary folder; None if neither can be."""
     command = shlex.join(sys.argv)
     versions = f"posgap {__version__}, Python {platform.python_version()}, {platform.platform()}"
     content = redact(f"{command}\n{versions}\n\n{text}")

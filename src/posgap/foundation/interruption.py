@@ -8,7 +8,7 @@ from types import FrameType
 
 from posgap.foundation.errors import TerminationSignal
 
-RESUMES = "the same command goes on where it was"
+RESUMES = "run the same command again to resume"
 
 
 def raise_on_termination() -> None:

@@ -1,8 +1,8 @@
 """Rows of Parquet files, which may come from anybody.
 
-A Parquet file of a few bytes can stand for many gigabytes: pages are packed, and a column may refer to one long text
-from each of its rows. So sizes are compared with the file's own before anything is read, rows come in batches of
-bounded size, and a column of which a text may recur too often is read as references to texts that are kept once.
+A Parquet file of a few bytes can expand to many gigabytes: pages are packed, and every row of a column may refer to one
+long text. So sizes are compared with the file's own before anything is read, rows come in batches of bounded size, and
+a column whose texts may recur too often is read as references to texts that are kept once.
 """
 
 from collections.abc import Iterator

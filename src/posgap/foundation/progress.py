@@ -17,7 +17,7 @@ SECONDS_BETWEEN_LINES = (5.0, 60.0)  # at first, and at most: later a tenth of t
 
 
 def track(items: Iterable[T], total: int, what: str) -> Iterator[T]:
-    """Yields `items`, showing how many of `total` (0: nobody knows) are done."""
+    """Yields `items`, showing how many of `total` (0: unknown) are done."""
     with meter(total, what) as done:
         for item in items:
             yield item
@@ -60,7 +60,7 @@ def _advance(bar: tqdm, more: float) -> None:
 
 
 def _so_far(done: float, total: float, seconds: float, rate: float) -> str:
-    """Like "120 of 400 in 00:30, 4 a second, about 01:10 left"; `total` 0: nobody knows; `rate` 0 too."""
+    """Like "120 of 400 in 00:30, 4 a second, about 01:10 left"; `total` and `rate` are 0 if unknown."""
     parts = [f"{int(done)}{f' of {int(total)}' if total else ''} in {tqdm.format_interval(seconds)}"]
     if rate:
         parts.append(f"{rate:.3g} a second" if rate >= 1 else f"{1 / rate:.3g} s each")

@@ -26,8 +26,8 @@ WITHOUT_EFFECT = "without effect"  # marks a parameter that changes the speed, b
 
 
 def split_commas(value: Any) -> Any:
-    """A list as a command line gives it, "1,2" or "1 2", in its parts; a single number as a list of it; anything else
-    as it is."""
+    """Splits a command line's list, "1,2" or "1 2"; puts a single number into a list; returns anything else
+    unchanged."""
     if isinstance(value, int | float):
         return [value]
     return value.replace(",", " ").split() if isinstance(value, str) else value

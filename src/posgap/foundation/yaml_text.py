@@ -1,7 +1,7 @@
 """YAML that anybody may have written, read within limits: nothing in it can exhaust memory or the stack.
 
 Every value is read as text, which the fields that it is for then parse: YAML's own reading takes `1.10` for 1.1, and
-`no` for false. Where no field says what a value is, it can be read as JSON would have it.
+`no` for false. If no field says what a value is, it can be read as JSON would have it.
 """
 
 import json

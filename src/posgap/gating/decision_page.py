@@ -69,7 +69,7 @@ def explain_verdict(verdict: Verdict, candidate: Sweep) -> str:
 
 
 def more_examples(verdict: Verdict, candidate: Sweep) -> str:
-    """Whether more examples would decide it, and how many, in one sentence; empty where nothing is left to decide."""
+    """Whether more examples would decide it, and how many, in one sentence; empty if nothing is left to decide."""
     if verdict.outcome == "refused":
         if all(ruling.is_counted for ruling in verdict.rules if ruling.outcome == "fail"):
             return (

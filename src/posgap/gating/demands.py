@@ -47,8 +47,8 @@ class Guard(Parameters):
 
     examples: str = Field("", description="file of other examples; empty: those of the sweep itself")
     text: str = Field("", description="file of plain texts, JSON lines with a field `text`, in place of examples")
-    task: OptionalTaskName = Field("", description="task of the examples; empty: that of the sweep")
-    n_docs: int = Field(0, ge=0, le=MAX_DOCS, description="documents in a prompt; 0: twice those of the sweep")
+    task: OptionalTaskName = Field("", description="task of the examples; empty: the sweep's")
+    n_docs: int = Field(0, ge=0, le=MAX_DOCS, description="documents in a prompt; 0: twice the sweep's")
     positions: Placements = Field(
         [], description="placements; empty: the first, middle and last, or pairs of all kinds"
     )

@@ -49,19 +49,19 @@ class SweepRecord(Record):
 
 
 def folder_of(path: Path) -> Path:
-    """The folder of a sweep, of which `path` is that or its `sweep.json`."""
+    """Returns a sweep's folder; `path` is this folder or its `sweep.json`."""
     return path if path.is_dir() else path.parent
 
 
 def judged_files(folder: Path) -> list[str]:
-    """The names of the files of a sweep's folder that a verdict rests on, some of which may be missing: its own, and
-    those of the guards that were measured beside it."""
+    """Names the files of a sweep's folder that a verdict rests on: the sweep's and its guards'. Some may be missing."""
     guards = sorted(file.relative_to(folder).as_posix() for file in folder.glob(f"{GUARDS}/*/*"))
     return [*FILES, *(name for name in guards if Path(name).name in _OF_A_GUARD)]
 
 
 def anchor_beside(champion: Path | None) -> Path | None:
-    """Returns the sweep of the best champion so far, which lies in that of today's champion if they differ."""
+    """Returns the sweep of the best champion so far; if that is another model than today's champion, it lies within the
+    latter's sweep."""
     folder = folder_of(champion) / ANCHOR if champion else None
     return folder if folder and (folder / SWEEP_FILE).is_file() else None
 
@@ -92,9 +92,9 @@ def read_gate_inputs(
     `anchor` where the anchor was left out. From `examples`, those of the candidate's sweep by their content, every
     response is scored again.
 
-    Raises `PosgapError` where a sweep's figures are not those of its predictions, or its scores not those of its
+    Raises `PosgapError` if a sweep's figures are not those of its predictions, or its scores not those of its
     responses, where the sweeps were not asked alike, where the candidate was not made from the base, where an example
-    is there twice, and where candidate or champion learnt one of the examples.
+    is there twice, and if candidate or champion learnt one of the examples.
     """
     judged = _read_evidence(candidate)
     allowed = set(allow)
@@ -190,7 +190,7 @@ def unknown_copies(candidate: Evidence, policy: Policy) -> list[str]:
 
 
 def wrong_figure(evidence: Evidence) -> str:
-    """The first figure of a sweep that its predictions do not give, in words; empty where they give all."""
+    """The first figure of a sweep that its predictions do not give, in words; empty if they give all."""
     sweep = evidence.sweep
     seed = evidence.sweep.settings.get("seed")
     categories = evidence.sweep.categories
@@ -208,7 +208,7 @@ def wrong_figure(evidence: Evidence) -> str:
 
 
 def first_difference(recorded: Any, again: Any, name: str = "") -> str:
-    """Where two JSON values differ, in words: the second is what was found again. Empty where they agree."""
+    """Where two JSON values differ, in words: the second is what was found again. Empty if they agree."""
     if isinstance(recorded, dict) and isinstance(again, dict):
         keys = dict.fromkeys((*recorded, *again))
         parts = zip(keys, map(recorded.get, keys), map(again.get, keys))
@@ -238,7 +238,7 @@ def _read_evidence(path: Path) -> Evidence:
 
 
 def _contradiction(sweep: Sweep) -> str:
-    """Where a sweep says otherwise how it asked than its settings do, in words; empty where they agree.
+    """Where a sweep says otherwise how it asked than its settings do, in words; empty if they agree.
 
     A setting that is left to posgap (0, or empty) says nothing.
     """

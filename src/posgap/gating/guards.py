@@ -54,7 +54,7 @@ class GuardFigure(Record):
     name: str = Field(description="of the guard")
     measured: str = Field(description="on what")
     binds: bool = Field(description="whether the policy gives it a tolerance, so that it is among the rules")
-    estimate: float = Field(description="the largest loss at a placement in points, or that of plain text in nats")
+    estimate: float = Field(description="the largest loss at a placement in points, or the loss on plain text in nats")
     interval: tuple[float, float] = Field(description="its one-sided bounds")
     digits: int = Field(description="after the point, that are shown")
 
@@ -120,7 +120,7 @@ class GuardRule(GateRule):
 
 
 def rule_named(name: str) -> GateRule:
-    """The rule of a ruling's name: a registered one, or that of a guard."""
+    """Returns a ruling's rule by name: a registered one, or a guard's."""
     return GuardRule(name.removeprefix(_RULE)) if name.startswith(_RULE) else GATE_RULES[name]
 
 
@@ -240,7 +240,7 @@ def guard_sources(swept: Path, policy: Policy, given: Location | None, manifest_
 
 
 def _private(place: Location, home: Path) -> Path:
-    """A copy in `home` of what is at a place, which nobody can exchange once its digest is taken."""
+    """Copies a place's content into `home`, so that it cannot change after its digest is taken."""
     there = Path(fetch_location(place))
     return Path((shutil.copytree if there.is_dir() else shutil.copyfile)(there, home / there.name))
 

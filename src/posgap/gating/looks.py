@@ -14,11 +14,11 @@ from posgap.storage.cache import lock_mark
 
 
 def attempt_number(sweep: Sweep) -> int | None:
-    """Returns the number of this look at the sweep's model, from 1 on; None where its looks are not counted.
+    """Returns the number of this look at the sweep's model, from 1 on; None if its looks are not counted.
 
     Earlier looks are verdicts by another question (`_question`) that could have admitted the model's weights and did
-    not; a question asked again keeps its number. Looks at a model without a digest are not counted: behind an endpoint
-    or on the hub, nobody knows whether it is still the same.
+    not; a question asked again keeps its number. Looks at a model without a digest (behind an endpoint, or on the hub)
+    are not counted: it may have changed.
     """
     if not is_counted(sweep):
         return None

@@ -49,9 +49,10 @@ class PassRates:
         return self._counted(n, self.sweep_count(n))[name] / self.sweep_count(n)
 
     def least(self, name: str, share: float) -> int | None:
-        """Returns the least number of examples, to a hundredth, of which the share (0 to 1) passes a rule, or all.
+        """Returns the least number of examples, to a hundredth, with which a rule, or all rules, pass in this share (0
+        to 1) of simulations.
 
-        None where that takes more than `MAX_PROMPTS`.
+        None if that takes more than `MAX_PROMPTS`.
         """
         numbers = [n for n in _NUMBERS if n * self.assumed.placements <= MAX_PROMPTS]
         last = len(numbers) - 1

@@ -77,7 +77,7 @@ def policy_digest(policy: Policy) -> str:
 
 
 def registered_policy(name: str) -> Policy | None:
-    """The policy of a registered model, which MLflow keeps; None where it has none."""
+    """The policy of a registered model, which MLflow keeps; None if it has none."""
     text = registry.policy(name)
     return parsed_policy(text.encode(), f"policy of {name} in MLflow") if text else None
 

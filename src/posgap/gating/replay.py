@@ -97,7 +97,7 @@ def judge_again(
 
 
 def require_valid(verdict: Verdict, name: str, policies: Sequence[Policy], folder: Path) -> None:
-    """Raises `PosgapError` where a verdict is for another registered name than `name`, or for none though one of the
+    """Raises `PosgapError` if a verdict is for another registered name than `name`, or for none though one of the
     `policies` wants it signed, or is older than one of them allows. `folder` is the verdict's, for the error."""
     if verdict.name != name and (verdict.name or any(policy.signed_by for policy in policies)):
         judged_for = f"judged for {verdict.name}" if verdict.name else "judged for no name"
@@ -118,7 +118,7 @@ def require_valid(verdict: Verdict, name: str, policies: Sequence[Policy], folde
 
 
 class OutdatedVerdict(PosgapError):
-    """A verdict on another champion than that of today."""
+    """Raised for a verdict that compared with another champion than today's."""
 
 
 def champion_of(verdict: Verdict, name: str, folder: Path, before: str = "") -> str:
@@ -145,18 +145,18 @@ def champion_of(verdict: Verdict, name: str, folder: Path, before: str = "") -> 
     against = f"another champion, {judged.label}" if judged else "no champion"
     if held is None:
         raise OutdatedVerdict(
-            f"{folder}: compares the model with {against}, and that of {name} is version {version}, which was "
+            f"{folder}: compares the model with {against}, but the champion of {name} is version {version}, which was "
             f"registered without posgap; download that model (mlflow artifacts download -u models:/{name}/{version} -d "
             "DIR), sweep it, and gate again with that sweep as --champion"
         )
     raise OutdatedVerdict(
-        f"{folder}: compares the model with {against}, and that of {name} is version {version}; gate again with "
-        f"--name {name}, or have promote do so with --gate-again FOLDER"
+        f"{folder}: compares the model with {against}, but the champion of {name} is version {version}; gate again "
+        f"with --name {name}, or have promote do so with --gate-again FOLDER"
     )
 
 
 def _require_the_best(verdict: Verdict, champion: "ModelVersion", folder: Path) -> None:
-    """Raises `OutdatedVerdict` where a verdict does not compare its candidate with the best champion so far, as the
+    """Raises `OutdatedVerdict` if a verdict does not compare its candidate with the best champion so far, as the
     policy of the registered name asks, or else its own."""
     best = anchor_of(champion)
     compared = verdict.evidence.get(ANCHOR)

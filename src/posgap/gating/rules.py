@@ -1,9 +1,9 @@
 """The gate's rules: what a sweep must show before its model enters the registry.
 
-Each rule is a claim of which the candidate has to convince us. It passes where the one-sided 95 % bound that speaks
-against the candidate still fulfils the claim, and fails where the other bound breaks it. Between them the evidence
-allows both. As all claims must hold, a model that breaks one is admitted in at most 5 %. Why each rule is what it is
-stands in docs/statistics.md. Where several verdicts share the error, each has a part of the 5 %.
+Each rule is a claim that the candidate has to prove. It passes if the one-sided 95 % bound against the candidate
+fulfils the claim, fails if the other bound breaks it, and else is undecided. All claims must hold, so a model that
+breaks one is admitted in at most 5 %. docs/statistics.md gives the reasons for each rule. If several verdicts share the
+error, each has a part of the 5 %.
 """
 
 import math
@@ -37,9 +37,7 @@ class Ruling(Record):
     claim: Literal["at most", "at least"] = Field(description="at most or at least")
     threshold: float = Field(description="in points, or nats a token of plain text")
     estimate: float = Field(description="the figure")
-    interval: tuple[float, float] = Field(
-        description="its one-sided bounds, of 95 % where the verdict has all of the error"
-    )
+    interval: tuple[float, float] = Field(description="its one-sided bounds; 95 % if the verdict has the whole error")
     needs: int | None = Field(
         None, description="of an unsure rule: examples with which a flat model would pass in 80 %"
     )
@@ -50,7 +48,7 @@ class Ruling(Record):
     digits: int = Field(1, description="after the point, that are shown of its figures")
 
     def text(self, figure: float) -> str:
-        """A figure as it is shown."""
+        """Formats a figure."""
         return f"{figure:.{self.digits}f}"
 
     @property
@@ -98,7 +96,7 @@ E = TypeVar("E")
 
 @dataclass(frozen=True)
 class Judged(Generic[E]):
-    """What is known of the models that a gate judges by. Where there is no champion, the base stands in for it; a check
+    """What is known of the models that a gate judges by. If there is no champion, the base stands in for it; a check
     has neither.
 
     `anchor` is the best champion that there has been, where that is not the champion of today. `share` is the part of
@@ -118,7 +116,7 @@ class Judged(Generic[E]):
 
     @property
     def reference(self) -> E:
-        """The champion, else the base; raises `PosgapError` where there is neither."""
+        """The champion, else the base; raises `PosgapError` if there is neither."""
         reference = self.champion or self.base
         if reference is None:
             raise PosgapError("a rule compares with a base, and a check has none: its GateRule needs a reference")

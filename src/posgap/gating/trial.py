@@ -57,7 +57,7 @@ MAX_WORSE = 1 / 8  # of the responses that are tried, how many may have a lower 
 
 
 def require_triable(sweep: Sweep, model: Path, policy: Policy) -> None:
-    """Raises `PosgapError` where the model in a folder cannot answer its sweep again and the policy asks for that."""
+    """Raises `PosgapError` if the model in a folder cannot answer its sweep again and the policy asks for that."""
     hindrance = "" if TRIAL in policy.allow else why_not_tried(sweep, model)
     if hindrance:
         raise PosgapError(
@@ -76,9 +76,9 @@ def require_references(
 ) -> None:
     """Holds the sweeps that a candidate was compared with against what the registry knows of the model `name`.
 
-    A sweep with which a version was promoted must be that very one, by its sha256. Where a champion was swept
+    A sweep with which a version was promoted must be that very one, by its sha256. If a champion was swept
     otherwise, on newer examples perhaps, its version answers again as `require_answers` has it; so does the base where
-    it stands in for a champion, from the folder `base` if one is given. Raises `PosgapError` where a sweep is another,
+    it stands in for a champion, from the folder `base` if one is given. Raises `PosgapError` if a sweep is another,
     or the model answers otherwise: who makes a champion worse displaces it. The same holds for their `guards`.
     """
     versions = registry.versions(name)
@@ -143,7 +143,7 @@ def tried_guards(judged: Mapping[str, Judged[Any]], policy: Policy, sources: Sou
 
 def require_guards(model: Path, guards: Sequence[TriedGuard], policy: Policy, role: str = "candidate") -> None:
     """Has the model in a folder answer prompts of its guards again, as `require_answers` does, and computes plain text
-    anew. Raises `PosgapError` where the policy does not admit a model with what it says now."""
+    anew. Raises `PosgapError` if the policy does not admit a model with what it says now."""
     for guard in guards:
         rules: list[tuple[GateRule, Parameters]] = [(guard.rule, guard.guard)]
         known = getattr(guard.judged, role)
@@ -177,7 +177,7 @@ def _require_believable(guard: TriedGuard, model: Path, policy: Policy, role: st
 
 
 def _bring(version: "ModelVersion | None", sweep: Sweep, role: str, place: Path, base: Path | None) -> Path:
-    """Returns the folder of a version's model, brought to `place`; without a version that of the sweep's model."""
+    """Brings a version's model (without a version: the sweep's model) to `place` and returns its folder."""
     if version is None:
         return _find_model(sweep, role, place, base)
     return registry.bring_model(f"models:/{version.name}/{version.version}", place / "model")
@@ -185,8 +185,8 @@ def _bring(version: "ModelVersion | None", sweep: Sweep, role: str, place: Path,
 
 def _find_model(sweep: Sweep, role: str, place: Path, base: Path | None) -> Path:
     """Returns the model that was swept in this `role`: its name on the hub, or a copy of its folder in `place`, which
-    nobody can exchange once its digest is taken. The folder is `base`, if that is its role, else where the sweep says.
-    Raises `PosgapError` if it is not at hand, or is another by now."""
+    cannot change after its digest is taken. The folder is `base` for that role, else the one that the sweep names.
+    Raises `PosgapError` if it is missing or has changed."""
     try:
         model = Path(source(base if base and role == BASE else sweep.model).fetch())
         if sweep.model_digest and model.is_dir():
@@ -223,7 +223,7 @@ def _require_promoted_by(recorded: Path, evidence: Evidence, version: str) -> No
 
 
 def _require_base_of_record(inputs: GateInputs, champion: "ModelVersion | None") -> None:
-    """Raises `PosgapError` where the champion was judged beside the same sweep of the base with other predictions."""
+    """Raises `PosgapError` if the champion was judged beside the same sweep of the base with other predictions."""
     record = record_of(champion) if champion and inputs.base else None
     if record is None or inputs.base is None:
         return
@@ -250,16 +250,16 @@ def require_answers(
     role: str = "candidate",
     rules: Sequence[tuple[GateRule, Parameters]] | None = None,
 ) -> None:
-    """Has the model in a folder answer prompts of its sweep, drawn so that nobody can foretell which.
+    """Has the model in a folder answer unpredictably drawn prompts of its sweep.
 
     `swept` is the folder of that sweep, `examples` are its examples by their content, and `inputs` what was judged by
     `policy`, the model in this `role`, or by these `rules` alone. Responses need not all agree, since another processor
-    decides near-ties otherwise. Where the score of one is another, all that have a part in the verdict are asked
+    decides near-ties otherwise. If the score of one is another, all that have a part in the verdict are asked
     again, and it is judged by these.
 
-    Raises `PosgapError` where the model cannot be tried and the policy does not allow that, where fewer than half of
+    Raises `PosgapError` if the model cannot be tried and the policy does not allow that, where fewer than half of
     the responses are those of the sweep, where more than an eighth are no clean answers any more, where more than an
-    eighth of the right ones have a lower score, and where the policy does not admit the model with the answers of now.
+    eighth of the right ones have a lower score, and if the policy does not admit the model with the answers of now.
     """
     sweep = getattr(inputs, role).sweep
     require_triable(sweep, model, policy)
@@ -315,7 +315,7 @@ class DecidingEdits:
     def draw(self, rows: Sequence[Prediction]) -> tuple[list[Prediction], list[Prediction]]:
         """Splits the rows, in their order, into those to ask again and the others that have a part in the verdict.
 
-        Of each kind (`_kind`) the first rows are drawn, as many as its `_share` says. Where fewer than `LEAST` of these
+        Of each kind (`_kind`) the first rows are drawn, as many as its `_share` says. If fewer than `LEAST` of these
         are right, as many more rows are drawn as are missing, right ones first.
         """
         wanted = Counter[tuple[int, bool, bool]]()

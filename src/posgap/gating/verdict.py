@@ -107,7 +107,7 @@ class Verdict(Record):
 
     @property
     def wanting(self) -> str:
-        """What the sweeps lack to be judged by, in a sentence without its full stop; empty where they lack nothing. It
+        """What the sweeps lack to be judged by, in a sentence without its full stop; empty if they lack nothing. It
         would not undo a refusal, which is certain."""
         if not self.evidence_gaps:
             return ""
@@ -134,7 +134,7 @@ def share_of_error(look: int, candidates: int) -> float:
 
 
 def shared_error(verdict: Verdict) -> str:
-    """Says in a sentence why the verdict's bounds are stricter than 5 %; empty where it has all of the error."""
+    """Says in a sentence why the verdict's bounds are stricter than 5 %; empty if it has all of the error."""
     share = share_of_error(verdict.look, verdict.candidates)
     if share == 1:
         return ""
@@ -144,7 +144,8 @@ def shared_error(verdict: Verdict) -> str:
 
 
 def wish(ruling: Ruling) -> str:
-    """What an unsure rule found and wants, in a phrase: so many examples, or a threshold that would do with these."""
+    """Says what an undecided rule found and needs: a number of examples, or a threshold that these examples would
+    pass."""
     wishes = [f"{ruling.needs:,} examples"] if ruling.needs else []
     wishes += [f"{name} {value:g} with these" for name, value in ruling.would_do.items()]
     return f"{against(ruling)} (wants {', or '.join(wishes)})" if wishes else against(ruling)
@@ -171,11 +172,11 @@ def judge(
 ) -> Verdict:
     """Applies the rules, with the thresholds of the policy, to the sweeps at these paths.
 
-    Without a base, those rules alone that need no reference, as `posgap check` does. `anchor` is the sweep of the best
+    Without a base, applies only rules that need no reference, as `posgap check` does. `anchor` is the sweep of the best
     champion so far, where that is not the champion. From `examples` (`rescoring.swept_examples`) every response is
     scored again first, and those of guards from `guarded_by`; without them the recorded scores are taken. At a later
     look at the model, or with other candidates in its run, the bounds are stricter (`share_of_error`). Without a `look`
-    nobody counts them: this one has all of the error, and so has the next.
+    they are not counted, and each has the whole error.
     """
     rules = GATE_RULES if base else CHECK_RULES
     inputs, otherwise = read_gate_inputs(candidate, base, champion, policy.allow, examples=examples, anchor=anchor)
@@ -236,7 +237,7 @@ def _needed_for_all(rulings: Sequence[Ruling], n: int, least: int, needed: Neede
 
 def examples_needed(rules: Sequence[tuple[GateRule, Parameters]], inputs: GateInputs, later: float) -> Needed:
     """Returns a function from a rule's name, or `POLICY`, to the examples with which a flat model that lost nothing
-    passes in 80 % at its next attempt, which has the part `later` of this one's error. It returns None where those
+    passes in 80 % at its next attempt, which has the part `later` of this one's error. It returns None if those
     judged are enough now, or no number is."""
     reference = inputs.champion or inputs.base or inputs.candidate
     assumed = power.assumptions_from_pair(inputs.candidate.correct, reference.correct)

@@ -9,7 +9,7 @@ def as_completion(answer: Mapping[str, Any]) -> dict[str, Any]:
 
     It may be that already; a message of Anthropic's (`content`, `stop_reason`), of LangChain's (`content`,
     `usage_metadata`, `response_metadata`), or a plain object with `text` and, if known, `finish_reason` and `usage`.
-    Raises `ValueError` where there is no text in any of these places.
+    Raises `ValueError` if there is no text in any of these places.
     """
     if "choices" in answer:
         return dict(answer)

@@ -171,9 +171,9 @@ class ApplicationGenerator:
     failed prompt whose reason begins with the exception's class. If the first prompt fails that way, or 25 in a row do,
     `PosgapError` ends the sweep.
 
-    Before the first answers it looks at what nobody can see from outside, and keeps it in `served.notes`: which
-    passages reach the model, whether an answer is the same when it is asked again, and whether answers depend on the
-    passages at all. If they do not, it raises `PosgapError`.
+    Before the first answers it probes the application and keeps the findings in `served.notes`: which passages reach
+    the model, whether a repeated prompt gets the same answer, and whether answers depend on the passages at all. If
+    they do not, it raises `PosgapError`.
     """
 
     application: Application

@@ -47,8 +47,8 @@ class Wording:
 
 @dataclass(frozen=True)
 class ResponseLimits:
-    """Where responses end: after so many tokens (0: the task's own number) beside those of thoughts, and before one of
-    the strings of `stop` (None: the usual ones)."""
+    """Limits of responses: tokens of the answer (0: the task's own number), tokens of thoughts, and the `stop` strings
+    (None: the usual ones) before which they end."""
 
     max_new_tokens: int = 0
     max_thinking_tokens: int = 0

@@ -217,7 +217,7 @@ def _dtype_here(access: ModelAccess) -> str:
 
 
 def _why_not_vllm(access: ModelAccess) -> str:
-    """Returns why "auto" does not take vLLM on a GPU; empty where it does."""
+    """Returns why "auto" does not take vLLM on a GPU; empty if it does."""
     if importlib.util.find_spec("vllm") is None:
         return "vLLM, which is faster on a GPU, is not installed here (pip install 'posgap[vllm]')"
     if access.why_in_memory:

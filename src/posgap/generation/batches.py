@@ -285,7 +285,7 @@ def _read_record(row: Any, where: str) -> tuple[str, _Record]:
 
 
 def _read_answer(fields: Mapping[str, Any]) -> tuple[Json | None, Fault | None]:
-    """Returns the completion in a line, or what came in its place, of which one is None."""
+    """Returns (the completion in a line, None), or (None, the fault in its place)."""
     if "resps" in fields:
         return as_completion({"text": fields["resps"][0][0]}), None
     if "result" in fields:

@@ -23,7 +23,7 @@ def before_stop(text: str, stop: Sequence[str]) -> str:
 
 
 def _stop_at(text: str, stop: Sequence[str]) -> int | None:
-    """Returns where in the text, stripped on the left, the first of these strings begins; None where there is none."""
+    """Returns where in the text, stripped on the left, the first of these strings begins; None if there is none."""
     begins = [text.lstrip().find(string, 1) for string in stop]
     return min((at for at in begins if at >= 0), default=None)
 
@@ -56,8 +56,8 @@ class ResponseStream:
         next(filter(self.take, tokens), None)
 
     def completion(self, prompt_tokens: int | None = None) -> Completion:
-        """The response so far, to a prompt of so many tokens, as a completion, which a limit cut off unless it is
-        over."""
+        """Returns the response so far as a completion of a prompt of this many tokens; unless it is over, a limit cut
+        it off."""
         thoughts, answer, _ = self._split()
         stopped = _stop_at(answer, self.sampling.stop) is not None
         cut = not stopped and (self.cut or not self.over)

@@ -132,8 +132,8 @@ class EndpointClient:
             ) from None
 
     async def post(self, fields: Mapping[str, Any]) -> Response:
-        """Returns what came back. Raises `TransientError` if the next time may bring something else, and `PosgapError`
-        if nobody is there."""
+        """Returns what came back. Raises `TransientError` if a retry may help, and `PosgapError` if nothing listens
+        there."""
         assert self._session is not None
         sending = Sending(self.timeout)
         body = _ENCODER.encode(fields).encode()
@@ -209,7 +209,7 @@ def proxy_for(url: str) -> str | None:
 
 
 def _what_then(url: str) -> str:
-    """Says what to do if nobody is at an address, to which the way may lead through a proxy."""
+    """Says what to do if nothing listens at an address, which may lie behind a proxy."""
     way = ", or the proxy that the environment names, or set NO_PROXY" if proxy_for(url) else ""
     return f"start the server, or correct the address{way}"
 

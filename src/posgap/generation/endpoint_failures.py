@@ -1,4 +1,4 @@
-"""Counts an endpoint's prompts without an answer, of which many in a row mean that it is out of order."""
+"""Counts an endpoint's unanswered prompts; many in a row mean that it is out of order."""
 
 import math
 

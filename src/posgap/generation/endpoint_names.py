@@ -20,7 +20,7 @@ def with_endpoint(values: Mapping[str, Any]) -> dict[str, Any]:
     """A config's values in which `base_url` has the endpoint's address and `model` the name there.
 
     Both may stand in `model`: `http://host/v1#name`. Without a name the endpoint is asked which model it serves. Raises
-    `PosgapError` where it serves several, or does not say.
+    `PosgapError` if it serves several, or does not say.
     """
     named = values.get("model")
     if not is_endpoint(named):
@@ -37,7 +37,7 @@ def with_endpoint(values: Mapping[str, Any]) -> dict[str, Any]:
 def only_model(address: str, header: Mapping[str, str]) -> str:
     """The name of the model that an endpoint serves, by its list of models.
 
-    Raises `PosgapError` where it serves several or none, and where it cannot be asked.
+    Raises `PosgapError` if it serves several or none, and if it cannot be asked.
     """
     names = _fetch_names(address, header)
     if len(names) == 1:
@@ -64,7 +64,7 @@ def _fetch_names(address: str, header: Mapping[str, str]) -> list[str]:
 
 
 def _parse_names(body: bytes) -> list[str]:
-    """The names in a list of models; none where the body is no such list."""
+    """The names in a list of models; none if the body is no such list."""
     try:
         listed = json.loads(body[:_MAX_BYTES])["data"]
         names = [each["id"] for each in listed]

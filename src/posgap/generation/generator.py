@@ -1,4 +1,4 @@
-"""The Generator interface, which takes groups of prompts and yields their completions, each as soon as it is there."""
+"""The Generator interface, which takes groups of prompts and yields each completion as soon as it is ready."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Outcome = Literal["answered", "truncated", "refused", "empty", "failed"]
 
 class Usage(NamedTuple):
     """Tokens of a prompt and its completion, those of the completion spent on thinking, and the seconds of waiting for
-    it; None where unknown. What a batch takes stands with the first of its completions that is there. Where an answer
+    it; None if unknown. What a batch takes stands with the first of its completions that is there. If an answer
     took several `prompts`, it is what they took together."""
 
     prompt: int | None = None
@@ -32,7 +32,7 @@ class Completion(NamedTuple):
 
     `text` is what is scored: stripped, and without the model's `thoughts`, which are kept apart. `cut` says that the
     limit of tokens ended the text; it is scored all the same, since base models go on writing after a right answer.
-    Where the outcome is not `answered`, `reason` says why in the words of the endpoint or in ours.
+    If the outcome is not `answered`, `reason` says why in the words of the endpoint or in ours.
     """
 
     text: str
@@ -63,9 +63,9 @@ class Completion(NamedTuple):
 class Sampling:
     """How tokens are chosen: temperature 0 is greedy, and equal seeds give equal samples. And where a response ends.
 
-    That is after `max_new_tokens`, its thoughts included; or, with `max_thinking_tokens`, after so many tokens of
-    thoughts or `max_new_tokens` of the answer. And it is before the first string of `stop` that stands after text of
-    the answer. `opened` is the tag of a thought that the prompt's end opens: "" for none, None where nobody knows.
+    It ends after `max_new_tokens`, thoughts included; with `max_thinking_tokens`, after that many tokens of thoughts or
+    `max_new_tokens` of the answer. It also ends before the first `stop` string that follows text of the answer.
+    `opened` is the thought's tag that the prompt's end opens: "" for none, None if unknown.
     """
 
     max_new_tokens: int
@@ -103,7 +103,7 @@ class Generator(Protocol):
     """A model, local or elsewhere, that completes prompts."""
 
     def generate(self, groups: Iterable[Sequence[Prompt]], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
-        """Yields (index of a group, index of a prompt within it, its completion), each as soon as it is there.
+        """Yields (index of a group, index of a prompt within it, its completion), each as soon as it is ready.
 
         A group holds prompts of one example, which have long beginnings in common. `groups` is read only as prompts
         are needed, so it may be an iterator that makes them.

@@ -50,7 +50,7 @@ Question = tuple[int, int, Prompt]
 
 
 class OpenAIGenerator:
-    """Sends prompts to an endpoint, as many at a time as it is quickest with, as a chat or for plain completion.
+    """Sends prompts to an endpoint with the concurrency at which it is quickest, as a chat or for plain completion.
 
     What may go right the next time is tried again up to 8 times, or POSGAP_RETRIES, after exponential waits with jitter
     or the time that Retry-After asks for: timeouts, lost connections, statuses 408, 409, 425, 429 and 5xx, and bodies

@@ -85,7 +85,7 @@ class PrefixCache:
         self.states.crop(self.mask.shape[1] - self.states.get_seq_length())
 
     def forget_last(self) -> None:
-        """Has each row's prompt end before its last token, of which `states` has no keys and values yet."""
+        """Ends each row's prompt before its last token, so that `states` lacks this token's keys and values."""
         self.mask = self.mask[:, :-1]
         self.prompts = [prompt[:-1] for prompt in self.prompts]
 

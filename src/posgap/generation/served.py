@@ -52,7 +52,7 @@ class EndpointIdentity(Record):
 
     @classmethod
     def combine(cls, parts: Iterable["EndpointIdentity | None"]) -> "EndpointIdentity | None":
-        """All that the parts of a sweep say, in their order, each once; None where none says anything."""
+        """All that the parts of a sweep say, in their order, each once; None if none says anything."""
         there = list(filter(None, parts))
         said = {}
         for name in cls.model_fields:
@@ -61,7 +61,7 @@ class EndpointIdentity(Record):
 
     @classmethod
     def read_from(cls, file: Path) -> Self:
-        """Reads what `write_to` wrote; nothing where there is no such file."""
+        """Reads what `write_to` wrote; nothing if there is no such file."""
         return read_model(cls, file, "") if file.exists() else cls()
 
     def write_to(self, file: Path) -> None:
@@ -108,7 +108,7 @@ def _is_related(name: str, asked: str) -> bool:
 
 @runtime_checkable
 class EndpointGenerator(Protocol):
-    """A generator that asks a model elsewhere, of which only this is known."""
+    """A generator that asks a remote model, and all that is known of that model."""
 
     served: EndpointIdentity
 

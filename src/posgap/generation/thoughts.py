@@ -51,8 +51,8 @@ def split_thoughts(response: str, opened: str | None = "", asked: str = "") -> S
     so that no answer that stands only in thoughts is scored. Tags further on in the answer are its own: a model may
     copy them from the documents.
 
-    `opened` is None where nobody knows the prompt's end, as of an endpoint. Then a closing tag that nothing opens ends
-    a thought too, unless it stands in `asked`, the prompt's text, from which it may be a copy.
+    `opened` is None if the prompt's end is unknown, as with an endpoint. Then a lone closing tag ends a thought too,
+    unless `asked`, the prompt's text, has it and the response may be a copy.
     """
     response = _plain_tags(response)
     if opened is None:
@@ -75,7 +75,7 @@ def split_thoughts(response: str, opened: str | None = "", asked: str = "") -> S
 
 
 def _plain_tags(response: str) -> str:
-    """The response without what nobody sees before its first tag, which is written as in `TAGS`."""
+    """Removes invisible characters before the response's first tag, and writes this tag as in `TAGS`."""
     begins = response.lstrip(_UNSEEN)
     tag = _ANY_TAG.match(begins)
     if not tag:

@@ -66,7 +66,7 @@ class TransformersGenerator:
         device: str = "",
         pack: bool = False,
     ):
-        """`pack`: the model is nobody else's to train, so its weights may be copied into a quicker order."""
+        """`pack`: copy weights into a quicker order; only for a model that is not trained."""
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.model: Any = on_device(model, self.device)  # the type lacks `generate`
         if pack:
@@ -313,7 +313,7 @@ def borrow_model(model: PreTrainedModel) -> Iterator[None]:
 class _Over(StoppingCriteria):
     """Stops the rows of a batch whose responses are over, and all of them when `enough` more are over than before.
 
-    The host looks at what was written `after` so many tokens, from the column `seen` on.
+    The host reads the new tokens from column `seen` on, once every `after` tokens.
     """
 
     def __init__(self, streams: Sequence[ResponseStream], enough: int, seen: int, after: int):

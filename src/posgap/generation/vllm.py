@@ -21,8 +21,8 @@ GROUPS_AT_ONCE = 64  # vLLM queues more than fits; this limits the memory for pr
 class VLLMGenerator:
     """Generates with vLLM in this process; it batches prompts and reuses their prefixes itself.
 
-    Prompts of a group are sent in the order in which each next one shares the most with the one before, so that what
-    they share is still in vLLM's cache where that is small.
+    Orders a group's prompts so that each shares the longest prefix with the previous one, which then is still in a
+    small cache.
 
     Raises `PosgapError` if vLLM is not installed or refuses the model.
     """
@@ -119,7 +119,7 @@ class VLLMGenerator:
     def _completions(
         self, prompts: Sequence[Prompt], sampling: Sampling, stop: Sequence[str]
     ) -> list[Completion | None]:
-        """The completions of prompts; None where one of the strings of `stop` ended a response that is not over."""
+        """The completions of prompts; None if one of the strings of `stop` ended a response that is not over."""
         from vllm import SamplingParams
         from vllm.exceptions import VLLMClientError
 

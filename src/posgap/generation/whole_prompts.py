@@ -43,7 +43,7 @@ class ReadingRate(NamedTuple):
         return self.added + self.of_piece * count_pieces(text)
 
     def why_cut(self, text: str, told: int | None) -> str:
-        """Says that a prompt was cut of which the server says that it read so many tokens; empty where it was not."""
+        """Returns why the prompt must have been truncated, given the server's token count; empty if it was not."""
         expected = self.expected(text)
         if told is None or told >= _LEAST * expected:
             return ""
@@ -77,8 +77,8 @@ def cut_sample(text: str) -> str:
 
 
 def mark_text(text: str, times: int = 1) -> tuple[str, dict[str, str]]:
-    """The text with a line at its start and in its middle that give a marker's code each, so many times; and the codes
-    by marker."""
+    """Plants a line with a marker's code at the start of the text and one in its middle, each this many times; returns
+    the text and the codes by marker."""
     digits = digest_of(text)
     codes = {f"marker-{digits[:4]}-{place}": digits[at : at + 8] for place, at in (("one", 8), ("two", 16))}
     first, second = (f'"{marker}": "{code}"\n' * times for marker, code in codes.items())
@@ -98,10 +98,10 @@ def marker_question(marked: str, marker: str) -> str:
 class TruncationProbe:
     """Finds out whether a server cuts prompts, before the first long one and before each that is longer by 3 percent.
 
-    `ask` answers one prompt with at most so many tokens, and `shown` is the endpoint's address in messages. Two
-    witnesses are heard. Codes are planted at the start of the prompt and in its middle, and asked for: a server that
-    cuts cannot tell them, whatever it or a gateway counts. And the tokens that it says it read are compared with those
-    of a sample and of both halves: a model too weak to find codes still counts.
+    `ask(prompt, max_tokens)` answers one prompt, and `shown` is the endpoint's address in messages. There are two
+    tests. Codes are planted at the start and in the middle of the prompt and asked for: a server that truncates cannot
+    return them, whatever it or a gateway counts. And the server's token count is compared with those of a sample and of
+    both halves, which works for models too weak to find codes.
     """
 
     def __init__(self, shown: str, ask: Callable[[str, int], Awaitable[Completion]]):
@@ -165,8 +165,8 @@ class TruncationProbe:
         return (completion.usage.prompt if completion.usage else None) or 0
 
     async def _find_codes(self, text: str, limit: int, times: int = 1) -> tuple[list[bool], int]:
-        """Returns whether the code at the start is found, and that in the middle, each planted so many times; and the
-        tokens read of the last prompt."""
+        """Plants each code this many times. Returns whether the model finds the one at the start and the one in the
+        middle, and the token count of the last prompt."""
         marked, codes = mark_text(text, times)
         found = []
         told = 0

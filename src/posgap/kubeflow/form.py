@@ -216,7 +216,7 @@ def with_guards(form: PreflightConfig, policy: Policy) -> PreflightConfig:
 
 
 def _of_a_node(form: PreflightConfig) -> dict[str, Any]:
-    """The CPUs and the memory of each machine of a TrainJob, by its GPUs; nothing where no cluster is known."""
+    """The CPUs and the memory of each machine of a TrainJob, by its GPUs; nothing if no cluster is known."""
     asked = requests(form)
     return {"cpus_per_node": int(amount(asked["cpu"])), "memory_per_node": asked["memory"]} if asked["cpu"] else {}
 

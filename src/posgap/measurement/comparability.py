@@ -39,7 +39,7 @@ _ASKED: dict[str, Callable[[Sweep], Any]] = {
 
 
 def _beside_wording(sweep: Sweep) -> str:
-    """What a task's own file says that no prompt and no metric shows, by name and digest; empty where it says
+    """What a task's own file says that no prompt and no metric shows, by name and digest; empty if it says
     nothing."""
     said = json.loads(sweep.definition) if sweep.definition else {}
     beside = {name: said[name] for name in sorted(said) if name in ("chance", "closed_book", "target", "one_wording")}

@@ -71,7 +71,7 @@ def with_distinct_labels(evidence: Sequence[Evidence]) -> list[Evidence]:
 
 
 def compare_sweeps(evidence: Sequence[Evidence], allow: Sequence[str] = (), together: bool = False) -> Comparison:
-    """Compares every sweep with the first; `PosgapError` where they did not ask alike, but for what is allowed.
+    """Compares every sweep with the first; `PosgapError` if they did not ask alike, but for what is allowed.
 
     Intervals hold for one model with 95 %; `together` for all of them at once (Bonferroni).
     """
@@ -127,7 +127,7 @@ def _difference(candidate: Evidence, reference: Evidence, asked_otherwise: list[
 
 
 def _word_mitigations(candidate: Sweep, reference: Sweep) -> str:
-    """By which mitigation each was asked, in words; empty where both were asked without any, or by the same."""
+    """By which mitigation each was asked, in words; empty if both were asked without any, or by the same."""
     if candidate.mitigation == reference.mitigation:
         return ""
     asked = []

@@ -16,7 +16,7 @@ from posgap.tasks.positions import format_positions
 
 def _scores_of(predictions: Sequence[Prediction], sweep: Sweep, path: Path) -> tuple[list[str], list[str], np.ndarray]:
     """Example ids [E], their contents [E] and scores [E, P] of a sweep, which is at `path`; `PosgapError`
-    where the predictions are not all of it."""
+    if the predictions are not all of it."""
     column = {tuple(p): i for i, p in enumerate(sweep.placements)}
     samples = sweep.asked.samples
     scores: dict[str, list[float | None]] = {}  # of every placement and sample
@@ -50,7 +50,7 @@ class Evidence:
     lines matters. Columns are as in the sweep's `placements`.
 
     Sweep and predictions are read from `path`, which messages name, where they are not given. Raises `PosgapError`
-    where the predictions are not all of the sweep's.
+    if the predictions are not all of the sweep's.
     """
 
     def __init__(self, path: Path, sweep: Sweep | None = None, predictions: Sequence[Prediction] | None = None):

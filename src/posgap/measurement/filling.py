@@ -83,7 +83,7 @@ class Fill:
     def documents(self, builder: TextPromptBuilder, example: AnyExample, placement: Placement) -> list[Document]:
         """The documents of a prompt: the filler with the gold document at the placement's depth.
 
-        Raises `PosgapError` where there is too little filler, or the length is too short for the depths.
+        Raises `PosgapError` if there is too little filler, or the length is too short for the depths.
         """
         assert isinstance(builder, PromptBuilder)
         if self._last is None or self._last[:2] != (builder, example.id):
@@ -169,11 +169,11 @@ class Fill:
 def at_lengths(
     lengths: Sequence[str], depths: str, seed: int, builder: TextPromptBuilder, examples: Sequence[AnyExample]
 ) -> list[TextPromptBuilder]:
-    """Returns for each length, the shortest first, the builder of its prompts; of no length the builder as it is.
+    """Returns the prompt builder of each length, the shortest first; without lengths the unchanged builder.
 
     Prompts are filled with the distractors of these examples, drawn by `seed`, with the gold document at `depths`.
 
-    Raises `PosgapError` where a length exceeds the model's context, two are the same, or the task's prompts cannot be
+    Raises `PosgapError` if a length exceeds the model's context, two are the same, or the task's prompts cannot be
     filled.
     """
     if not lengths:

@@ -1,6 +1,6 @@
 """Accuracy by length and depth: the sweeps of one model at several lengths of its prompts, and how long these may get.
 
-Each sweep is a folder of its own within that of the whole, named by its length in tokens, and like any other.
+Each sweep is an ordinary sweep folder, named by its length in tokens, within the whole's folder.
 """
 
 from collections.abc import Sequence, Sized
@@ -20,7 +20,7 @@ LENGTHS_PAGE, LENGTHS_PICTURE = "lengths.html", "lengths.png"
 
 
 class EffectiveLength(Record):
-    """The longest of the lengths asked up to which the gap is small, in tokens; 0: at none."""
+    """The longest length, in tokens, up to which the gap is small at every swept length; 0 if there is none."""
 
     most_gap: Points = Field(description="the gap that is allowed")
     tokens: int = Field(ge=0, description="by the gaps as they were measured")
@@ -112,12 +112,11 @@ class LengthMap(Record):
 
 
 def effective_length(tokens: Sequence[int], correct: Sequence[np.ndarray], most_gap: float) -> EffectiveLength:
-    """The effective length, of scores `correct [L][E, D]` at lengths of so many tokens, the shortest first.
+    """Returns the effective length of scores `correct [L][E, D]` at these lengths in tokens, the shortest first.
 
-    Lengths are looked at one after the other, and the first whose bound exceeds `most_gap` ends it. So the lower end,
-    at which every gap's upper 95 % bound is at most that, is too high in at most 5 % (a fixed sequence of tests, each
-    of which has to pass), and the upper end, before the first lower bound above it, is too low in at most 5 %, since
-    all lower bounds hold together (Bonferroni).
+    Lengths are tested in order until a bound exceeds `most_gap`. The lower end is the last length before an upper 95 %
+    bound exceeds it; it is too high in at most 5 % (a fixed sequence of tests). The upper end is the last length before
+    a lower bound exceeds it; it is too low in at most 5 %, since all lower bounds hold together (Bonferroni).
     """
     pairs = max(1, correct[0].shape[1] * (correct[0].shape[1] - 1)) * len(correct)
     gaps = [statistics.gap(statistics.accuracy(scores)) for scores in correct]
@@ -162,10 +161,10 @@ def read_lengths(path: Path) -> LengthMap:
 
 
 def is_of_lengths(path: Path) -> bool:
-    """Whether a folder, or file, is that of sweeps at several lengths."""
+    """Whether a folder or file holds sweeps at several lengths."""
     return (path / LENGTHS_FILE).is_file() if path.is_dir() else path.name == LENGTHS_FILE
 
 
 def folder_at(folder: Path, tokens: int) -> Path:
-    """The folder of the sweep at a length within that of all."""
+    """Returns the folder of one length's sweep within the whole's folder."""
     return folder / str(tokens)

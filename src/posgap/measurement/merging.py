@@ -42,7 +42,7 @@ def merge_sweeps(parts: Sequence[Evidence], without_effect: Collection[str] = ()
     """The whole sweep and its predictions, in the order in which it would have been swept at once.
 
     Parts may differ in settings `without_effect` on figures.
-    Raises `PosgapError` where the parts are not of one sweep, overlap, or are not all there.
+    Raises `PosgapError` if the parts are not of one sweep, overlap, or are not all there.
     """
     parts = _in_order(parts)
     first, *others = parts
@@ -122,7 +122,7 @@ def _endpoint_differences(sweep: Sweep, other: Sweep) -> list[str]:
 
 
 def _positions(parts: Sequence[Evidence]) -> list[str]:
-    """What `positions` would have been: that of the shards, or the parts' own together."""
+    """Returns `positions` of an unsharded sweep: the shards' value, or the parts' values joined."""
     by_part = [_read_settings(part).positions for part in parts]
     return by_part[0] if all(positions == by_part[0] for positions in by_part) else list(chain.from_iterable(by_part))
 

@@ -17,9 +17,8 @@ from posgap.tasks.task import Task
 class OptionBias(Record):
     """Which slots the responses name, in percent of all prompts, and how often the order does not matter.
 
-    `slots` are the slots' names, `shares` and their 95 % intervals those of the responses that name each, and `none` of
-    those that name none. `consistency` is the share of the examples of which the same item is chosen at every
-    placement.
+    `shares`, with 95 % intervals, say how many responses name each of the `slots`, and `none` how many name no slot.
+    `consistency` is the share of examples with the same item chosen at every placement.
     """
 
     slots: list[str]

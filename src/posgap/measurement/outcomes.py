@@ -20,8 +20,8 @@ UNANSWERED: tuple[Outcome, ...] = tuple(name for name in get_args(Outcome) if na
 
 
 class Ending(NamedTuple):
-    """How a prompt ended: its outcome; whether the limit of tokens ended its answer; whether that repeats the prompt,
-    None where nobody looked; and where it names other candidates beside the right answer."""
+    """How a prompt ended: its outcome; whether the token limit cut the answer; whether the answer repeats the prompt
+    (None if not checked); and whether it names other candidates before or after the right answer."""
 
     outcome: Outcome
     cut: bool = False
@@ -39,7 +39,7 @@ class OutcomeCounts(Record):
     failed: Count = Field(0, description="no usable answer after all retries")
     cut: Count = Field(0, description="answers that the limit of tokens ended")
     echo: Count = Field(0, description="answers that repeat the prompt")
-    unclean: Count | None = Field(None, description="cut or echo; null where nobody looked")
+    unclean: Count | None = Field(None, description="cut or echo; null if not checked")
     others_after: Count = Field(0, description="answers that name other candidates behind the right one")
     others_before: Count = Field(0, description="answers that name other candidates before it")
 
@@ -146,7 +146,7 @@ class Outcomes(OutcomeCounts):
 
     @property
     def copies(self) -> str:
-        """How many answers are cut or copies, as a sentence; empty where none is."""
+        """How many answers are cut or copies, as a sentence; empty if none is."""
         phrases = []
         if self.cut:
             phrases.append(f"{self.cut} {'is' if self.cut == 1 else 'are'} cut at the limit of tokens")
@@ -160,7 +160,7 @@ class Outcomes(OutcomeCounts):
         return f"Of {self.answered} answers {', '.join(phrases)}." if phrases else ""
 
     def phrase(self, placements: Sequence[Sequence[int]]) -> str:
-        """What was not answered, in words; empty where all was."""
+        """What was not answered, in words; empty if all was."""
         if not self.n_unanswered:
             return ""
         where = format_positions(placements[self.worst])
@@ -170,7 +170,7 @@ class Outcomes(OutcomeCounts):
         )
 
     def unanswered_text(self, placements: Sequence[Sequence[int]]) -> str:
-        """Says as a sentence what was not answered; empty where all was."""
+        """Says as a sentence what was not answered; empty if all was."""
         phrase = self.phrase(placements)
         return phrase and f"{phrase}; they count as wrong."
 

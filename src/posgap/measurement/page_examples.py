@@ -37,7 +37,7 @@ class ExampleTexts(NamedTuple):
 
 
 class SweepToShow(NamedTuple):
-    """A sweep, its predictions, and what its examples ask, by their ids, as far as it is known."""
+    """A sweep, its predictions, and its examples' texts by id, as far as they are known."""
 
     sweep: Sweep
     predictions: Sequence[Prediction]
@@ -99,8 +99,8 @@ def pack_folders(evidence: Sequence[Evidence]) -> PageExamples:
 
 
 def read_texts(path: Path) -> dict[str, ExampleTexts]:
-    """What the page of a sweep, of which `path` is the folder or the `sweep.json`, says of its examples, by their ids;
-    nothing where there is no page, or another one."""
+    """Reads its examples' texts, by id, from a sweep's page; `path` is the sweep's folder or `sweep.json`; nothing if
+    there is no page, or another one."""
     page = (path if path.is_dir() else path.parent) / SWEEP_PAGE
     try:
         embedded = dict(_EMBEDDED.findall(read_text(page)))

@@ -1,7 +1,7 @@
-"""How many examples a sweep needs to see a difference of so many points.
+"""Computes how many examples a sweep needs to detect a difference in points.
 
 Outcomes on one example are taken to correlate by rho at any two placements, and those of two models
-as `agreement` says: 1 where they find the same examples hard, 0 where they have nothing in common.
+as `agreement` says: 1 where they find the same examples hard, 0 if they have nothing in common.
 With p the mean, an outcome's variance p (1 - p) is then rho parts the example's and 1 - rho parts
 its own at that placement.
 """
@@ -57,7 +57,8 @@ def examples_by_cochran(gap: float, assumed: Assumptions, power: float) -> float
 
 
 def noncentrality(placements: int, power: float) -> float:
-    """The noncentrality at which Cochran's Q of so many placements is significant at the 5 % level so often."""
+    """Returns the noncentrality with which Cochran's Q of this number of placements reaches the 5 % level with the
+    given power."""
     df = placements - 1
     return float(scipy.special.chndtrinc(scipy.special.chdtri(df, 1 - CONFIDENCE), df, 1 - power))
 
@@ -85,8 +86,8 @@ def log_assumptions(assumed: Assumptions) -> None:
 def assumptions_from_pair(correct: np.ndarray, reference: np.ndarray) -> Assumptions:
     """What a model's scores [E, P] and those of another model of the same examples show.
 
-    Examples' means hold what is their placements' alone too, which two models do not share: the agreement is that of
-    the means, divided by the share of their variance that is the examples' (Spearman's correction for attenuation).
+    Examples' means contain placement noise, which two models do not share: so the means' correlation is divided by the
+    share of variance that comes from the examples (Spearman's correction for attenuation).
     """
     correlation = correlation_of_placements(correct)
     means = np.stack([correct.mean(axis=1), reference.mean(axis=1)])

@@ -74,7 +74,7 @@ def make_prediction(
 
 
 def read_predictions(path: Path) -> list[Prediction]:
-    """The predictions of a sweep, of which `path` is the folder or the `sweep.json`."""
+    """Reads a sweep's predictions; `path` is its folder or `sweep.json`."""
     folder = path if path.is_dir() else path.parent
     return [row for _, row in read_models(Prediction, folder, PREDICTIONS_FILE)]
 

@@ -35,7 +35,7 @@ _REFUSAL = re.compile(
 
 class Response(NamedTuple):
     """A response to a prompt: whether it is right, and cut at the limit of tokens; whether it repeats the prompt; after
-    how many words and signs the right answer stands in it, 0 where it begins with it, None where it does not have it;
+    how many words and signs the right answer stands in it, 0 if it begins with it, None if it does not have it;
     and the right answers."""
 
     text: str
@@ -74,7 +74,7 @@ def listen(
 
 
 def answer_after(said: str, answers: Sequence[str], target: str = "") -> int | None:
-    """After how many words and signs the first of the right answers stands in a response; None where none does.
+    """After how many words and signs the first of the right answers stands in a response; None if none does.
 
     It is 0 where the response begins with an answer, or with `target` and an answer, whatever quotes or brackets stand
     before it. An answer that is only a part of a word does not count.
@@ -125,7 +125,7 @@ class Probe:
     @property
     def beginning(self) -> str:
         """The words, two or more, with which at least half of those responses begin that do not begin with a right
-        answer; empty where there are none, or those that do are more. It tells a preamble where no answer is right.
+        answer; empty if there are none, or those that do are more. It tells a preamble where no answer is right.
 
         A response that is given twice, as at two placements of one question, counts once, or its answer were part of
         the preamble; not where there is no other.
@@ -145,13 +145,13 @@ class Probe:
 
     @property
     def answers_at_once(self) -> bool:
-        """Whether right answers stand where tokens would be forced: right behind the prompt. Where there are none, no
+        """Whether right answers stand where tokens would be forced: right behind the prompt. If there are none, no
         common beginning says otherwise."""
         return self.at_once >= self.later and not (self.beginning and not self.at_once)
 
     @property
     def preamble(self) -> str:
-        """Where answers stand, in words; empty where they begin the responses."""
+        """Where answers stand, in words; empty if they begin the responses."""
         if self.answers_at_once:
             return ""
         if self.beginning:
@@ -160,7 +160,7 @@ class Probe:
         return f"after {after:g} words and signs"
 
     def findings(self, limit: int) -> dict[str, str]:
-        """What somebody should know before the figures, by a name each: nothing where all is as it should be. `limit`
+        """What somebody should know before the figures, by a name each: nothing if all is as it should be. `limit`
         is the most tokens of a response."""
         n = len(self.responses)
         said = dict[str, str]()
@@ -220,7 +220,7 @@ class FirstAnswers:
 def why_hopeless(
     builder: TextPromptBuilder, seen: Sequence[tuple[AnyExample, Placement, Completion]], metric: str = ""
 ) -> str:
-    """Returns why nothing can come of a sweep that begins with these answers, and what to do; empty where it may: all
+    """Returns why nothing can come of a sweep that begins with these answers, and what to do; empty if it may: all
     are empty, cut before a right answer, or of one wording to several questions."""
     n = len(seen)
     limit = builder.max_new_tokens + builder.max_thinking_tokens

@@ -27,8 +27,8 @@ class Question(NamedTuple):
 
 
 class PromptVariants(NamedTuple):
-    """The prompts of a question, each with its documents in an order; `given` is that of the placement. A baseline's
-    prompt has no documents here."""
+    """A question's prompts, each with its documents in an order; `given` is the placement's own. A baseline's prompt
+    has no documents here."""
 
     prompts: Sequence[Prompt]
     orders: Sequence[Sequence[Document]]
@@ -39,7 +39,7 @@ class PromptMitigator:
     """Asks as a mitigation of prompts has it, whose `settings` these are. Baselines that are an order of documents, as
     the retriever's is, are asked so too; others as without it.
 
-    `seed` is that of all that a mitigation draws.
+    `seed` seeds everything that a mitigation draws.
     """
 
     def __init__(self, builder: TextPromptBuilder, mitigation: "PromptMitigation", settings: "Settings", seed: int):
@@ -52,7 +52,7 @@ class PromptMitigator:
     def for_name(
         cls, name: str, settings: Mapping[str, Any], seed: int, builder: TextPromptBuilder
     ) -> "PromptMitigator | None":
-        """The mitigation of that name; None where the name is empty."""
+        """The mitigation of that name; None if the name is empty."""
         if not name:
             return None
         mitigation = PROMPT_MITIGATIONS[name]
@@ -65,7 +65,7 @@ class PromptMitigator:
 
     def is_order_free(self, examples: Sequence[AnyExample], placements: Sequence[Placement]) -> bool:
         """Whether each example is asked alike at all placements, so that a gap of 0 is none of the mitigation's merits.
-        Where several documents are equally relevant they stay as they were given, and then it need not be so."""
+        If several documents are equally relevant they stay as they were given, and then it need not be so."""
         if not self.mitigation.order_free:
             return False
         for example in examples:
@@ -136,10 +136,10 @@ class PromptMitigator:
 
     def reduce(self, asked: PromptVariants, completions: Sequence[Completion]) -> Completion:
         """The answer to a question from the completions of its prompts: the one that the mitigation chooses among those
-        that are answers, with what all of them took. Where one failed it is that, so that it is asked again; where
+        that are answers, with what all of them took. If one failed it is that, so that it is asked again; where
         none is an answer it is the first.
 
-        Where a response names a slot, it names in the answer the slot in which that item was given.
+        If a response names a slot, it names in the answer the slot in which that item was given.
         """
         if not asked.orders:
             return completions[0]
@@ -184,7 +184,7 @@ class _Part(NamedTuple):
 
 
 def _together(usages: Sequence[Usage | None]) -> Usage | None:
-    """The sum of these; None where nothing is known."""
+    """The sum of these; None if nothing is known."""
     known = [usage for usage in usages if usage]
     if not known:
         return None

@@ -32,7 +32,7 @@ def swept_examples(
     folder: Path, given: Location | None = None, manifest_of: Path | None = None
 ) -> dict[str, AnyExample]:
     """Returns the examples of the sweep in `folder` by their content: those in the file `given`, or in the one that the
-    sweep's manifest names. The manifest is that of the folder `manifest_of`, if a copy of a sweep has none.
+    manifest names. If a copy of a sweep has no manifest, that of the folder `manifest_of` counts.
 
     Raises `PosgapError` if they are not at hand, or are others than those that were swept.
     """

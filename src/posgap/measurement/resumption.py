@@ -107,7 +107,7 @@ class PromptGrid:
 
     @property
     def asks_endpoint(self) -> bool:
-        """Whether an endpoint is asked by prompts of no mitigation, each of which may cost something."""
+        """Whether an endpoint is asked without a mitigation; each prompt may then cost money."""
         return not self.settings.is_local and self.mitigator is None
 
     @property
@@ -156,7 +156,7 @@ def generate_resumably(
     are not asked for again. `on_completion` is called with all of them, those of before the interruption first, and may
     raise; `first_answers`, or another of its kind, with the others; without it no more than a handful is sent to an
     endpoint whose first answers say that nothing can come of it. `title` names the work where its progress is shown.
-    Where something is missing `opens`, or the settings' backend, gives what answers. If `answers_are_there`, in files,
+    If something is missing `opens`, or the settings' backend, gives what answers. If `answers_are_there`, in files,
     it has no more than those: `PosgapError` says how many are missing, once all that is there is kept.
     """
     unfinished = Unfinished(work_folder(prompts.settings.out), prompts.identity(), token_ids)
@@ -179,8 +179,8 @@ def generate_resumably(
 
 
 class _ResumableWork:
-    """Prompts of which some may be answered already, and what is done with each answer as it comes. `n_missing` of them
-    were not answered when the work began."""
+    """Prompts, some perhaps already answered, and what is done with each answer as it comes. `n_missing` were
+    unanswered at the start."""
 
     def __init__(
         self,
@@ -209,7 +209,8 @@ class _ResumableWork:
 
     @property
     def is_worth_a_handful(self) -> bool:
-        """Whether some prompts go first: an endpoint is asked all of them, and nobody else looks at its answers."""
+        """Whether some prompts go first as a probe: all go to an endpoint, and no other check sees the first
+        answers."""
         is_new = HANDFUL < self.n_missing == self.prompts.count
         return is_new and self.prompts.asks_endpoint and self.first_answers is None
 

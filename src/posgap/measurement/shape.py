@@ -27,7 +27,7 @@ class Shape(Record):
 
     `ends` is how many positions each of the outer thirds has, `middle` how many are between. The name says what
     both intervals leave no doubt about: "U-shaped" where both lie above 0 (an intersection-union test at the 5 %
-    level). There is none where accuracy may be the same everywhere.
+    level). There is none if accuracy may be the same everywhere.
     """
 
     name: str = Field(description="such as U-shaped, if both intervals exclude 0")

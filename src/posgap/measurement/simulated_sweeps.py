@@ -58,9 +58,9 @@ def examples_for_gap(gap: float, assumed: Assumptions, power: float) -> int:
     """Returns the examples for which the flatness test finds a gap (0 to 1) with this power, at the 5 % level.
 
     Counted for the gap that is hardest to see: one placement half of it above and one half of it below all others, or
-    as much above as there is room. Cochran's Q gives a number, and simulated sweeps show how often the test finds the
-    gap with so many; the noncentrality that this is worth corrects the number, three times. Where near placements are
-    more alike than far ones the test finds less.
+    as much above as there is room. Cochran's Q gives a first number. Simulated sweeps show how often the test finds the
+    gap with it, and the noncentrality of this power corrects the number, three times. Where near placements are more
+    alike than far ones the test finds less.
     """
     n = examples_by_cochran(gap, assumed, power)
     for _ in range(3):

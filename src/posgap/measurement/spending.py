@@ -17,14 +17,14 @@ _CHARACTERS = {"word": 8, "digits": 3, "letters": 1.5, "signs": 2}  # of a piece
 
 
 class TokenTotals(Record):
-    """What those prompts of a sweep took of which that is known: how many they are, their tokens, those of their
-    completions, thoughts included, and of the thoughts alone, and the seconds of waiting added up.
+    """What a sweep's prompts took, over those with known usage: their number, prompt tokens, completion tokens
+    (thoughts included), thinking tokens, and summed seconds of waiting.
 
     An endpoint's prompts are waited for one by one, each as long as it takes, however many are asked at a time; those
     of a model on this machine together.
     """
 
-    prompts: Count = Field(description="those of which the rest is known")
+    prompts: Count = Field(description="prompts with known usage")
     prompt_tokens: Count = Field(description="read")
     completion_tokens: Count = Field(description="written")
     thinking_tokens: Count = Field(0, description="of these, thoughts")
@@ -32,7 +32,7 @@ class TokenTotals(Record):
 
     @classmethod
     def from_usages(cls, usages: Iterable[Usage | None]) -> Self | None:
-        """Returns the sum of these; None where no tokens were counted."""
+        """Returns the sum of these; None if no tokens were counted."""
         sums = Counter[str]()
         seconds = 0.0
         for usage in usages:
@@ -68,7 +68,7 @@ class TokenTotals(Record):
 
 
 def estimated_tokens(text: str) -> int:
-    """About how many tokens a text has for the tokenizers of today's large models, of which none is at hand.
+    """Estimates a text's tokens by today's large models, without their tokenizers.
 
     Counted by words, groups of digits, signs and letters of other scripts. Against OpenAI's cl100k and o200k it came
     within 2 % for keys and values and for passages of NQ, and within 6 % for those of HotpotQA; for Chinese and Russian
@@ -81,7 +81,7 @@ def estimated_tokens(text: str) -> int:
 
 
 def estimate(tokens: Sequence[int], is_exact: bool, longest: int) -> str:
-    """What a sweep will take, in words: of prompts of so many tokens each, and answers of at most `longest` tokens."""
+    """Says what a sweep will take, given each prompt's tokens and answers of at most `longest` tokens."""
     about = "" if is_exact else "about "
     return (
         f"{len(tokens):,} prompts of {about}{sum(tokens):,} tokens in all, and answers of at most "

@@ -93,9 +93,9 @@ def _as_rights_and_wrongs(above: np.ndarray, below: np.ndarray, squares: np.ndar
     """The counts of examples right in one way only, in the other only, and of all, that n differences between -1 and 1
     are worth.
 
-    These come as their sum where positive, minus their sum where negative, and the sum of their squares. Those that are
-    no rights and wrongs have a smaller variance than rights and wrongs of the same positive and negative parts, and
-    count as so many more examples.
+    Takes the sum of positive differences, minus the sum of negative ones, and the sum of squares. Graded scores have a
+    smaller variance than rights and wrongs with the same positive and negative parts, and count as correspondingly more
+    examples.
     """
     ratio = (squares + VARIANCE_OF_TWO) / (above + below + VARIANCE_OF_TWO)
     return above / ratio, below / ratio, n / ratio
@@ -133,12 +133,12 @@ def chance_of_less(values: np.ndarray, counts: np.ndarray, mean: float) -> np.nd
     """The chance [R] that a mean is at most `mean`, of R samples in each of which `values [V, R]` or `[V, 1]`, between
     -1 and 1, were seen `counts [V, R]` times.
 
-    The examples, and one more at the lowest value -1, get random weights, all sets of which are equally likely; that
-    is the chance that their weighted mean is at most `mean`. The mean at which it equals an error is a lower bound that
-    is too high with at most that error, however skewed the values are, and also if the largest losses were not seen
-    (Gaffke 2005; Learned-Miller and Thomas 2019; no counterexample is known). For rights and wrongs it is the bound of
-    Clopper and Pearson. Weights are exponential numbers divided by their sum, so the chance is that of a sum of
-    exponential numbers, by Lugannani and Rice's approximation (1980), which is off by a hundredth of itself.
+    The examples, and one more at the lowest value -1, get uniformly random weights; the result is the chance that their
+    weighted mean is at most `mean`. The mean at which it equals an error is a lower bound that is too high with at most
+    that error, however skewed the values are, even if the sample lacks the largest losses (Gaffke 2005; Learned-Miller
+    and Thomas 2019; no counterexample is known). For rights and wrongs it is Clopper and Pearson's bound. Weights are
+    exponential numbers divided by their sum, so Lugannani and Rice's approximation (1980) for sums of exponential
+    numbers applies; its relative error is a hundredth.
     """
     seen = np.concatenate([np.broadcast_to(values, counts.shape), np.full_like(counts[:1], -1, dtype=float)]) - mean
     weights = np.concatenate([counts, np.ones_like(counts[:1])]).astype(float)
@@ -238,7 +238,7 @@ def pair_bounds(
 ) -> np.ndarray:
     """Upper bounds `[P, P]` of accuracy at the row's placement minus that at the column's; NaN on the diagonal.
 
-    Each is too low with chance `error`. Where `less [E]`, from -1 to 1, is taken off every example's difference, a
+    Each is too low with chance `error`. If `less [E]`, from -1 to 1, is taken off every example's difference, a
     difference of differences is bounded, and may reach from -200 to 200. An example's difference has `more_variance`
     than is seen.
     """
@@ -256,7 +256,7 @@ def pair_bounds(
 
 
 def upper_error(placements: int, error: float = LEVEL) -> float:
-    """How often the upper bound of a pair of so many placements is too low, where all of them bound the gap.
+    """Returns the error of a single pair's upper bound, given the number of placements that bound the gap together.
 
     With two placements one pair is the gap, and each end of its interval is wrong in half of `error`, so that both
     together hold in all else. With more the interval's lower end hardly ever misses, and the upper one may in `error`.
@@ -267,12 +267,11 @@ def upper_error(placements: int, error: float = LEVEL) -> float:
 def gap_interval(correct: np.ndarray, error: float = LEVEL) -> tuple[float, float]:
     """Interval of the gap: either end is wrong with a chance of at most `error`, whatever the number of placements.
 
-    The upper end is the largest upper bound of any ordered pair of placements. It covers the gap whenever the bound
-    of the one pair at which the gap is attained does, so that no more is asked of each pair than that
-    (intersection-union: to call the gap at most G where it ends there is a test of this level). The lower end is the
-    largest lower bound of a pair, all of which hold together (Bonferroni), and 0 where `flatness_p` does not refute
-    that accuracy is the same everywhere. With two placements each end is wrong in half of `error` (`upper_error`).
-    One placement says nothing of a gap: 0 to 100.
+    The upper end is the largest upper bound of any ordered pair of placements. It covers the gap whenever the bound of
+    the pair that attains the gap does, so each pair needs no correction (intersection-union: calling the gap at most G
+    is then a test of this level). The lower end is the largest lower bound of a pair, all of which hold together
+    (Bonferroni), and 0 where `flatness_p` does not refute that accuracy is the same everywhere. With two placements
+    each end is wrong in half of `error` (`upper_error`). One placement says nothing of a gap: 0 to 100.
     """
     placements = correct.shape[1]
     high = gap_upper_end(correct, error)
@@ -333,7 +332,7 @@ def gap_noise(correct: np.ndarray, rng: np.random.Generator, permutations: int =
 
 def split_halves(n: int) -> np.ndarray:
     """Assigns each of n rows to the half 0 or 1, by each of `SPLITS` splits [SPLITS, n], which are the same in every
-    call. Where rows stand in the order of their content, that alone decides."""
+    call. If rows stand in the order of their content, that alone decides."""
     bits = np.random.PCG64(n).random_raw(SPLITS * n)
     return bits.reshape(SPLITS, n).argsort(axis=1).argsort(axis=1) % 2
 

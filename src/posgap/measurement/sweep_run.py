@@ -61,9 +61,8 @@ _MORE_ANSWERS = {  # what to do where most prompts end so
 class SweepRun:
     """One sweep: what to ask, what came back, and what it shows.
 
-    `predictions` are an example's after the other's, in the order of its placements, each with all its samples, and
-    then those of baselines. `settings` and `builder` are those by which the model was asked in the end, since `run`
-    exchanges them where its thoughts do not end.
+    `predictions` go example by example, placement by placement, with all samples, and end with the baselines'.
+    `settings` and `builder` are those of the last try: `run` replaces them if thoughts do not end.
     """
 
     settings: SweepSettings
@@ -81,7 +80,7 @@ class SweepRun:
         cls, settings: SweepSettings, builder: TextPromptBuilder, examples: Sequence[AnyExample], model_digest: str = ""
     ) -> "SweepRun":
         """Plans a sweep of the settings' part of the examples and placements. Examples that a retriever ranked are
-        asked as it ranked them too, unless the settings name other baselines. Raises `PosgapError` where an example is
+        asked as it ranked them too, unless the settings name other baselines. Raises `PosgapError` if an example is
         there twice, and what `require_distractors` does."""
         as_retrieved = order_of_retriever(builder.task, examples, settings.n_docs)
         if as_retrieved and not settings.baselines and not builder.fill:
@@ -130,7 +129,7 @@ class SweepRun:
     @property
     def most_frequent_reason(self) -> str:
         """Why prompts were not answered, most often, and how often that was; reasons of a kind begin alike, up to a
-        colon. Empty where no reason was given."""
+        colon. Empty if no reason was given."""
         reasons = [row["reason"] for row in self.predictions if "outcome" in row and row.get("reason")]
         kinds = Counter(reason.partition(":")[0] for reason in reasons)
         if not kinds:
@@ -142,7 +141,7 @@ class SweepRun:
     @property
     def shortfall(self) -> str:
         """Why there are no figures, in words: at some placement more prompts went unanswered than `max_unanswered`
-        allows. Empty where enough was answered."""
+        allows. Empty if enough was answered."""
         outcomes = self.outcomes
         most = self.settings.max_unanswered
         if outcomes.worst_share <= most:
@@ -161,11 +160,11 @@ class SweepRun:
     ) -> None:
         """Asks every example at every placement, and scores the responses.
 
-        `opens` opens what answers, where something is left to ask; without it each try opens the settings' backend.
-        Where the first answers end within thoughts all is asked anew as `thinking_retries` say, or `UnfinishedThoughts`
-        is raised. Raises `PosgapError` early where an endpoint fails, or where so many answers are missing that there
-        will be no figures. Responses are kept beside the settings' `out` as they come; if `answers_are_there`, in
-        files, all of them, whatever they say.
+        `opens` opens the generator if prompts are left; without it each try opens the settings' backend. If the first
+        answers end within thoughts, `thinking_retries` say how to start again, or `UnfinishedThoughts` is raised.
+        Raises `PosgapError` early where an endpoint fails, or where so many answers are missing that there will be no
+        figures. Responses are kept beside the settings' `out` as they come; if `answers_are_there`, in files, all of
+        them, whatever they say.
         """
         retries: list[Retry] = []
         if on_unfinished_thoughts == "retry":
@@ -251,8 +250,8 @@ class SweepRun:
         self.spent = TokenTotals.from_usages(completion.usage for completion in completions)
 
     def summarize(self, label: str, factors: Sequence | None = None, device: str = "") -> Sweep:
-        """Returns what `sweep.json` says of the model, which is called `label`, and whose config names these RoPE
-        factors, if any. `device` is that of a model in memory."""
+        """Returns the fields of `sweep.json` for a model called `label`, with its RoPE factors, if any. `device` is the
+        device of a model in memory."""
         rows = swept_rows(self.predictions)
         correct = np.array([row["correct"] for row in rows], dtype=float)
         correct = correct.reshape(len(self.examples), len(self.placements), self.settings.samples).mean(axis=2)
@@ -269,7 +268,7 @@ class SweepRun:
         )
 
     def _describe_questions(self) -> dict[str, Any]:
-        """Returns what was asked of which model, as fields of `Sweep`."""
+        """Returns the fields of `Sweep` that describe the model and its prompts."""
         settings = self.settings
         builder = self.builder
         fill = builder.fill
@@ -357,7 +356,7 @@ def warn_of_sentences(examples: Sequence[AnyExample], metric: str) -> None:
 
 
 def _warn_of_special_tokens(examples: Sequence[AnyExample]) -> None:
-    """Says in how many passages a token stands by which an endpoint's server may end the user's turn."""
+    """Warns of passages with special tokens, at which an endpoint's server may end the user's turn."""
     special = count_special(examples, OF_ANY_MODEL)
     if special["passages_with_special_tokens"]:
         log.warning(

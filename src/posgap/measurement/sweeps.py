@@ -109,7 +109,7 @@ class PromptSettings(Record):
 
 
 class AppliedMitigation(Record):
-    """The mitigation of prompts by which a sweep asked, and its settings."""
+    """The prompt mitigation of a sweep, and its settings."""
 
     name: str
     settings: dict
@@ -150,9 +150,9 @@ class Sweep(Record):
     outcomes: Outcomes | None = Field(
         None, description="how prompts ended, in all and by placement; null in files of an older posgap"
     )
-    choices: OptionBias | None = Field(None, description="which slots responses name, where the task has them name one")
+    choices: OptionBias | None = Field(None, description="which slots responses name, if the task asks for one")
     same_place: SamePlace | None = Field(
-        None, description="where most wrong answers name the item at one position: which, and how many"
+        None, description="if most wrong answers name the item at one position: which, and how many"
     )
     baselines: dict[str, BaselineFigures] = Field({}, description="the same examples, asked in another way")
     categories: list[str] = Field([], description="of each placement of two gold documents")
@@ -169,12 +169,12 @@ class Sweep(Record):
         None, description="prompts, tokens and seconds; counts a prompt that placements share for each"
     )
     filled: FillRecord | None = Field(None, description="of a sweep at a length: length, tokens, depths, filler")
-    mitigation: AppliedMitigation | None = Field(None, description="by which mitigation of prompts the model was asked")
-    definition: str = Field("", description="the task, where it came from a file")
+    mitigation: AppliedMitigation | None = Field(None, description="the mitigation of prompts, if any")
+    definition: str = Field("", description="the task, if it came from a file")
 
     @property
     def asked_task(self) -> Task:
-        """The task; `PosgapError` where it is one of a package that is not installed here, or came from a file and goes
+        """The task; `PosgapError` if it is one of a package that is not installed here, or came from a file and goes
         by another one's name."""
         if not self.definition:
             return TASKS[self.task]
@@ -234,7 +234,7 @@ class Sweep(Record):
 
     @property
     def n_independent(self) -> int:
-        """How many examples and groups of them there are, each of which counts once."""
+        """Returns the number of independent units: groups, and examples without a group."""
         return self.n_examples - sum(len(group) - 1 for group in self.groups)
 
     @property
@@ -269,7 +269,7 @@ class Sweep(Record):
         return self.placements[int(np.argmax(self.accuracy))]
 
     def require_model(self, where: object) -> None:
-        """Raises `PosgapError` where no model answered, but an application."""
+        """Raises `PosgapError` if no model answered, but an application."""
         backend = self.settings.get("backend")
         if backend in BACKENDS.names() and not BACKENDS[backend].is_model:
             raise PosgapError(
@@ -277,7 +277,7 @@ class Sweep(Record):
             )
 
     def require_model_alone(self, where: object, instead: str) -> None:
-        """Raises `PosgapError` where it was asked by a mitigation, so that it says nothing of the model alone, or where
+        """Raises `PosgapError` if it was asked by a mitigation, so that it says nothing of the model alone, or if
         an application answered; it names `where` the sweep is and what to do `instead`."""
         self.require_model(where)
         if self.mitigation:

@@ -38,7 +38,7 @@ class Retry(NamedTuple):
 
 
 class FirstThoughts:
-    """Looks at the first answers as they come. Raises `UnfinishedThoughts` where at least half end within thoughts."""
+    """Looks at the first answers as they come. Raises `UnfinishedThoughts` if at least half end within thoughts."""
 
     def __init__(self, total: int):
         self.look = min(LOOK, total)
@@ -47,7 +47,7 @@ class FirstThoughts:
 
     @classmethod
     def for_prompts(cls, builder: TextPromptBuilder, total: int) -> "FirstThoughts":
-        """Looks at the first of so many answers; at none where somebody has decided on the model's thoughts."""
+        """Looks at the first of this number of answers; at none if somebody has decided on the model's thoughts."""
         return cls(0 if _is_decided(builder) else total)
 
     @property
@@ -68,7 +68,7 @@ def thinking_retries(builder: TextPromptBuilder, example: AnyExample, placement:
     """In which other ways a model can be asked whose thoughts do not end: first without any, where a switch of its chat
     template is known, then with a limit of their own, as far as the context has room for it.
 
-    There are none where somebody has decided on the model's thoughts.
+    There are none if somebody has decided on the model's thoughts.
     """
     if _is_decided(builder):
         return

@@ -30,10 +30,9 @@ class Unfinished:
     """Completions by (index of the example, number of the prompt among the example's), with their token ids or without,
     and what an endpoint has said of itself with them.
 
-    Each is appended to a file as it is there. The file lies in `folder` under a name made of
-    `identity`: whatever else the folder holds, its completions are those of the same prompts to the
-    same model. A line that an interruption cut off is dropped, and so is all that follows a damaged
-    one. Prompts that failed are read as if they had never been asked, so that they are asked again.
+    Each is appended to a file when it arrives. The file's name in `folder` is made of `identity`, so its completions
+    belong to the same prompts and model. A line that an interruption cut off is dropped, and so is all that follows a
+    damaged one. Prompts that failed are read as if they had never been asked, so that they are asked again.
     """
 
     def __init__(self, folder: Path, identity: dict, token_ids: bool = False):

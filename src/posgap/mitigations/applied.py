@@ -17,8 +17,8 @@ APPLIED_FILE = "mitigation.json"
 
 
 class MitigationRecord(Record):
-    """The mitigation that a model folder was written with, and the contents of the examples by which its settings were
-    chosen; none where somebody gave them."""
+    """A model folder's mitigation, and the contents of the examples that chose its settings; none if the settings were
+    given."""
 
     name: str
     settings: dict
@@ -30,8 +30,8 @@ class MitigationRecord(Record):
 def write_mitigated_model(
     model: Path, mitigation: ModelMitigation, settings: Settings, applied: MitigationRecord, out: Path
 ) -> None:
-    """Copies a model folder into `out` with the mitigation in `config.json`, `mitigation.json`, the examples by which
-    its settings were chosen, and, unless whatever loads the folder serves it, a word in the model card of what does."""
+    """Copies a model folder into `out` with the mitigation in `config.json`, `mitigation.json` and the examples that
+    chose its settings. The model card says what serves it, unless any loader does."""
     copy_with_mitigation(model, mitigation, settings, training_examples(model).union(applied.example_contents), out)
     write_json(out / APPLIED_FILE, applied.model_dump(mode="json"))
 
@@ -52,7 +52,7 @@ def copy_with_mitigation(
 
 
 def _context(folder: Path) -> int:
-    """The tokens that a model declares to read; 0 where it declares none."""
+    """The tokens that a model declares to read; 0 if it declares none."""
     from posgap.models.loading import load_config  # imports torch
 
     return getattr(load_config(str(folder)).get_text_config(), "max_position_embeddings", None) or 0

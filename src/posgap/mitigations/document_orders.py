@@ -53,7 +53,7 @@ class Relevance(Settings):
 
 
 def at_ends(ranked: Sequence["Document"]) -> list["Document"]:
-    """Documents of which the most relevant comes first, so that it stands first, the second last, the third second ...
+    """Reorders documents, given most relevant first: the first stays first, the second goes last, the third second ...
 
     LangChain's LongContextReorder has the same order of an odd number of documents, and its mirror image of an even
     one; Haystack's LostInTheMiddleRanker has this.
@@ -62,10 +62,10 @@ def at_ends(ranked: Sequence["Document"]) -> list["Document"]:
 
 
 def by_relevance(example: "AnyExample", documents: Sequence["Document"]) -> list["Document"]:
-    """The documents, the most relevant to the example's question first, whatever is known of which are gold.
+    """Sorts documents by relevance to the question, the most relevant first, without looking at which are gold.
 
-    That is the order of the retriever where the example was retrieved, and else that of BM25, by which title and text
-    count among these documents; those that are as relevant stay in the order given.
+    The order is the retriever's for retrieved examples, else BM25's over title and text among these documents; ties
+    keep the given order.
     """
     from posgap.data.distractors import relevance
 

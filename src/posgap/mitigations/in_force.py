@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def apply_mitigation(model: "PreTrainedModel", name: str, settings: "Settings | Mapping[str, Any]") -> None:
     """Puts a mitigation in force in `model`, in place of its own earlier settings if it is in force already.
 
-    Raises `PosgapError` where the model's family cannot have it; the model is then as it was.
+    Raises `PosgapError` if the model's family cannot have it; the model is then as it was.
     """
     mitigation = model_mitigation(name)
     given = settings if isinstance(settings, mitigation.settings) else parse_as(mitigation.settings, settings, name)
@@ -39,7 +39,7 @@ def apply_mitigation(model: "PreTrainedModel", name: str, settings: "Settings | 
 
 
 def remove_mitigation(model: "PreTrainedModel", name: str) -> None:
-    """Takes a mitigation back; nothing where it is not in force."""
+    """Takes a mitigation back; nothing if it is not in force."""
     for each in take_off(model, name):
         if each.mitigation.name != name:
             put_on_top(model, each.mitigation, each.settings)
@@ -48,9 +48,9 @@ def remove_mitigation(model: "PreTrainedModel", name: str) -> None:
 def scale_model(model: "PreTrainedModel", factors: Factors | None = None) -> "PreTrainedModel":
     """Scales `model` in place by `factors`, or by those its config names, and returns it.
 
-    Factors are one per layer `[L]`, or one per attention head `[L][H]` (see `heads`). The config names
-    them from then on, so that the model is saved scaled. A model whose config names none is returned
-    as it is. Scaling a scaled model replaces its factors.
+    Factors are one per layer `[L]`, or one per attention head `[L][H]` (see `heads`). The config names them from then
+    on, so the model is saved scaled. A model whose config names none is returned unchanged. Scaling a scaled model
+    replaces its factors.
     """
     if factors is None:
         _take_from_folder(model)
@@ -124,5 +124,5 @@ def model_mitigation(name: str) -> "ModelMitigation":
     """Returns the mitigation of that name. Raises `PosgapError` if it changes prompts, not models."""
     mitigation = MITIGATIONS[name]
     if not mitigation.of_model:
-        raise PosgapError(f"{name}: works on what is asked, so that no model has it; sweep with --mitigation {name}")
+        raise PosgapError(f"{name}: changes prompts, not models; sweep with --mitigation {name}")
     return cast("ModelMitigation", mitigation)

@@ -70,7 +70,7 @@ class ModelMitigation(Mitigation):
         raise NotImplementedError
 
     def neutral_settings(self, config: "PretrainedConfig") -> Settings | None:
-        """Returns settings that change nothing, to the bit; None where there are none."""
+        """Returns settings that change nothing, to the bit; None if there are none."""
         raise NotImplementedError
 
     def propose_settings(self, proposal: "ProposalInput") -> Sequence[Settings]:
@@ -89,7 +89,7 @@ class ModelMitigation(Mitigation):
 
 
 class PromptMitigation(Mitigation):
-    """A mitigation of what is asked; the model stays as it is.
+    """A mitigation of prompts; the model is unchanged.
 
     `needs_ranks` says that examples must have a retriever's order. `call` is how an application asks by its
     `write_code`, in place of `answer(question, passages)`; `text_of` is posgap's.
@@ -120,7 +120,7 @@ class PromptMitigation(Mitigation):
 
     def write_code(self, settings: Any) -> str:
         """Returns what an application does, as functions of plain Python whose `passages` are a list of whatever kind,
-        the most relevant first; empty where it cannot."""
+        the most relevant first; empty if it cannot."""
         return ""
 
 

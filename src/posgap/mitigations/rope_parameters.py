@@ -48,7 +48,7 @@ def put_rope(model: "PreTrainedModel", name: str, change: Change, factor: float)
 
 def _followed_rotaries(model: "PreTrainedModel", name: str, change: Change) -> "list[nn.Module]":
     """The rotary embeddings that a model's `rope_parameters` make, after a look whether a changed one changes what the
-    model computes; `PosgapError` where it does not, or where there are none."""
+    model computes; `PosgapError` if it does not, or if there are none."""
     import torch
 
     where = f"{name_of(model)}: {name}"
@@ -74,9 +74,8 @@ def _followed_rotaries(model: "PreTrainedModel", name: str, change: Change) -> "
 def write_rope(
     config_json: Mapping[str, Any], name: str, change: Change, factor: float, *, longer: bool = True
 ) -> dict[str, Any]:
-    """A model's config.json with changed `rope_parameters`, or in the older names (`rope_theta`, `rope_scaling`) where
-    it has those, which transformers still reads and older programs know alone; and with so many more tokens to read,
-    unless it is not to be `longer`."""
+    """Returns a config.json with changed `rope_parameters`; if it has the older names (`rope_theta`, `rope_scaling`),
+    it keeps them for older programs. If `longer`, the model's length is multiplied too."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     made = CONFIG_MAPPING[config_json["model_type"]]
@@ -101,7 +100,7 @@ def write_rope(
 
 
 def require_unscaled(config: "PretrainedConfig", parameters: Mapping[str, Any], name: str) -> None:
-    """`PosgapError` where a RoPE is scaled already, so that another scaling would take its place or add to it."""
+    """`PosgapError` if a RoPE is scaled already, so that another scaling would take its place or add to it."""
     kind = parameters["rope_type"]
     if kind != "default":
         raise PosgapError(
@@ -140,12 +139,12 @@ def _is_rotary(module: "nn.Module", config: Any) -> bool:
 
 
 def _by_type(config: Any, parameters: Mapping[str, Any]) -> list[str]:
-    """The types of layers that have a RoPE each, by the keys of `parameters`; empty where all layers have one."""
+    """The types of layers that have a RoPE each, by the keys of `parameters`; empty if all layers have one."""
     return [key for key in config.nested_rope_parameter_keys(parameters) if parameters[key]]
 
 
 def _change_parameters(config: Any, where: str, change: Change, factor: float) -> dict[str, Any]:
-    """The `rope_parameters` of a config with a factor. Where types of layers have a RoPE each, the layers that see all
+    """The `rope_parameters` of a config with a factor. If types of layers have a RoPE each, the layers that see all
     that was read get it, as Gemma 3's did; those with a window see near tokens alone."""
     parameters = getattr(config, "rope_parameters", None)
     if not parameters:
@@ -211,7 +210,7 @@ def _set(module: "nn.Module", old: dict[str, Any], new: dict[str, Any], tables: 
 
 
 def require_bases(config: "PretrainedConfig", parameters: Mapping[str, Any], name: str) -> None:
-    """`PosgapError` where no base would change a frequency, since the only one is base ** 0."""
+    """`PosgapError` if no base would change a frequency, since the only one is base ** 0."""
     if (turned := rotary_dimensions(config, parameters)) <= 2:
         raise PosgapError(
             f"{config.name_or_path or config.model_type}: {name}: of each head it turns {turned} dimension"

@@ -82,7 +82,7 @@ def _change_linear(config: "PretrainedConfig", parameters: Mapping[str, Any], fa
 
 
 def linear_for_all_layers(config_json: Mapping[str, Any], factor: float) -> dict[str, Any] | None:
-    """A model's config.json with one linear factor, where that divides the positions of all layers; None where it
+    """A model's config.json with one linear factor, where that divides the positions of all layers; None if it
     cannot: types of layers have a RoPE each, it is scaled already, or there is none, or the factor is less than 1."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

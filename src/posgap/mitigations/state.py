@@ -46,7 +46,7 @@ def put_on_top(model: "PreTrainedModel", mitigation: "ModelMitigation", settings
 
 
 def take_off(model: "PreTrainedModel", name: str) -> list[StackEntry]:
-    """Undoes a mitigation and all that were applied after it, and returns them, this one first; none where it is not
+    """Undoes a mitigation and all that were applied after it, and returns them, this one first; none if it is not
     in force."""
     stack = _stack(model)
     names = [entry.mitigation.name for entry in stack]

@@ -1,5 +1,5 @@
-"""The config.json of a model that only posgap loads as it is: no other loader finds a model in it, so that none loads
-it without its RoPE factors and mitigations in silence.
+"""Writes the config.json of a model that only posgap loads: other loaders find no model in it, so none silently drops
+its RoPE factors and mitigations.
 
 Such a file is *closed*: the model's own config stands in `posgap_model`, and beside it a model type that names the
 remedy, which transformers, and whatever else looks a family up, says it does not know. Sizes stand there in words, for
@@ -25,7 +25,7 @@ _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads
 
 
 def close_config(config_json: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a model's config.json as it is written: closed if it names RoPE factors or mitigations."""
+    """Returns a model's config.json to write: closed if it names RoPE factors or mitigations."""
     if config_json.get(CONFIG_KEY) is None and config_json.get(MITIGATIONS_KEY) is None:
         return dict(config_json)
     parts = [key for key, value in config_json.items() if key.endswith("_config") and isinstance(value, dict)]

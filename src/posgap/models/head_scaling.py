@@ -143,7 +143,7 @@ def ms_poe_factors(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> 
 
 
 def _count_ranked(model: PreTrainedModel) -> int:
-    """Returns how many heads of a layer are ranked; raises `PosgapError` where one would be alone."""
+    """Returns how many heads of a layer are ranked; raises `PosgapError` if one would be alone."""
     n = n_key_heads(model)
     if n < 2:
         raise BadModel(

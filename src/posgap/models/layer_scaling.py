@@ -51,13 +51,13 @@ class LayerScaling:
     """The factors in force in a model, and what applies them.
 
     `factors` is `[L]`, or `[L, B]` where every row of a batch has factors of its own. With `rungs [U]`, the factors
-    that heads choose from, beside that of their layer, each layer is given its `Rungs` (`models.head_scaling`).
+    that heads choose from beside their layer's, each layer is given its `Rungs` (`models.head_scaling`).
     """
 
     rungs: Tensor | None = None
 
     def __init__(self, model: PreTrainedModel, tried: bool = True):
-        """Raises `PosgapError` where the model cannot be scaled; without `tried`, which is for a model that runs inside
+        """Raises `PosgapError` if the model cannot be scaled; without `tried`, which is for a model that runs inside
         a server alone, no tokens are read to see that."""
         decoder = decoder_of(model)
         self.name = name_of(model)
@@ -96,7 +96,7 @@ class LayerScaling:
         return len(self.factors)
 
     def set(self, factors: Sequence[float]) -> None:
-        """Puts `factors [L]` in force; `PosgapError` where the model's RoPE cannot take them."""
+        """Puts `factors [L]` in force; `PosgapError` if the model's RoPE cannot take them."""
         if self.length_dependent and min(factors) < 1:
             raise BadModel(f"{self.name}: a factor of {min(factors)} is below 1, which its dynamic RoPE cannot take")
         self.factors = torch.tensor(factors, dtype=torch.float32)
@@ -128,7 +128,7 @@ class LayerScaling:
 
 
 def decoder_of(model: PreTrainedModel) -> Any:
-    """The part of a model that has its layers. Where a family calls the model with its head so, a part of that."""
+    """The part of a model that has its layers. If a family calls the model with its head so, a part of that."""
     decoder = model.get_decoder()
     if not isinstance(decoder, PreTrainedModel):  # ModernBERT's decoder is its output layer
         decoder = model.base_model
@@ -145,7 +145,7 @@ def _rotaries(decoder: nn.Module) -> list[nn.Module]:
 
 
 def _forward_states(decoder: Any, name: str) -> Tensor:
-    """The last hidden states of three tokens; `PosgapError` where they cannot be computed."""
+    """The last hidden states of three tokens; `PosgapError` if they cannot be computed."""
     try:
         return forward_few_tokens(decoder).last_hidden_state
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
@@ -186,7 +186,7 @@ def _make_tables(
     *args: Any,
     **kwargs: Any,
 ) -> tuple:
-    """Returns, in place of a `rotary`'s tables, those of each layer, None where none will be read.
+    """Returns, in place of a `rotary`'s tables, those of each layer, None if none will be read.
 
     Its `own` forward makes all of them at once, from positions `[..., B, S]` as `[..., R * B, S]`, R scaled copies of
     them. Tables are `[..., R * B, S, D]`.

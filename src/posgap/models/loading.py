@@ -73,7 +73,7 @@ def _load_by(loader, path: str, what: str, weights: bool = False, **options):
 
 
 def require_own_files(folder: Path) -> None:
-    """`PosgapError` where the weights of a folder would be read from elsewhere, or from hidden files, since its digest
+    """`PosgapError` if the weights of a folder would be read from elsewhere, or from hidden files, since its digest
     is of its plain files alone."""
     for linked in filter(Path.is_symlink, folder.iterdir()):
         if linked.is_dir():
@@ -130,7 +130,7 @@ def _require_known_ids(path: str, tokenizer: PreTrainedTokenizerBase, config: Pr
 
 
 def _require_bounded(tokenizer: Path) -> None:
-    """`PosgapError` where the replacements of a tokenizer.json, one after the other, make a text far longer.
+    """`PosgapError` if the replacements of a tokenizer.json, one after the other, make a text far longer.
 
     Twenty that double a letter make a million of it, and sixty never end.
     """
@@ -165,7 +165,7 @@ def load_config(path: str) -> PretrainedConfig:
 
 
 def _require_one_rope(path: str) -> None:
-    """Raises `PosgapError` where a config.json names RoPE twice: of these transformers reads `rope_scaling`, and takes
+    """Raises `PosgapError` if a config.json names RoPE twice: of these transformers reads `rope_scaling`, and takes
     its own default in place of the other's `rope_theta`."""
     file = Path(path) / "config.json"
     if not file.is_file():
@@ -185,10 +185,9 @@ def load_as_trained(path: str, dtype: str = "auto", compute: str = "") -> "PreTr
     """A causal language model from safetensors, in evaluation mode, on the CPU, without the mitigations that its config
     names: `posgap.mitigations.in_force.load_model` puts those in force, and is what everybody calls.
 
-    `dtype` of the parameters: "auto" is bfloat16 where there is a GPU and float32 elsewhere,
-    "stored" is that of the file. `compute` is that of the arithmetic where autocast makes it
-    another. Attention is FlashAttention-2 where the machine has it and the arithmetic is in
-    16 bits, else what transformers chooses (sdpa).
+    `dtype` of the parameters: "auto" is bfloat16 where there is a GPU and float32 elsewhere, "stored" is the file's.
+    `compute` is the precision of the arithmetic if autocast makes it another. Attention is FlashAttention-2 where the
+    machine has it and the arithmetic is in 16 bits, else what transformers chooses (sdpa).
 
     Raises `PosgapError` if weights are missing, left over, of another shape, or not finite, if files of weights lie
     beside those that load, and if the model is none that reads from left to right.
@@ -227,7 +226,7 @@ def load_as_trained(path: str, dtype: str = "auto", compute: str = "") -> "PreTr
 
 
 def _require_packed(path: str, model: "PreTrainedModel") -> None:
-    """`PosgapError` where a config asks for bitsandbytes and the weights are not packed yet, which takes a GPU."""
+    """`PosgapError` if a config asks for bitsandbytes and the weights are not packed yet, which takes a GPU."""
     packed = any(not weight.is_floating_point() for weight in model.parameters())
     if getattr(model, "quantization_method", "") == "bitsandbytes" and not packed and not torch.cuda.is_available():
         raise BadModel(
@@ -306,7 +305,7 @@ def require_whole(path: str, report: Mapping[str, Iterable[Any]]) -> None:
 
 
 def require_causal_family(path: str, config: PretrainedConfig) -> None:
-    """`PosgapError` where transformers has no causal language model of a family: models that see or hear and answer in
+    """`PosgapError` if transformers has no causal language model of a family: models that see or hear and answer in
     words (Qwen2.5-VL, LLaVA), encoders with decoders (T5)."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -321,7 +320,7 @@ def require_causal_family(path: str, config: PretrainedConfig) -> None:
 
 @torch.inference_mode()
 def _require_causal(path: str, model: Any) -> None:
-    """`PosgapError` where a later token changes what a model says after earlier ones, as in BERT and its kin.
+    """`PosgapError` if a later token changes what a model says after earlier ones, as in BERT and its kin.
 
     Six tokens tell. They are read only where no attention layer says that it is causal, or the config that it is not:
     of the families of today these are some encoders and a few that say nothing.
@@ -354,7 +353,7 @@ def require_finite_files(folder: Path) -> None:
 
 
 def _require_finite(where: str, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """`PosgapError` where one holds NaN or infinity. Takes a pass through memory, some 10 GB a second."""
+    """`PosgapError` if one holds NaN or infinity. Takes a pass through memory, some 10 GB a second."""
     for name, weight in weights:
         # Of weights packed into 8 bits the scales are looked at.
         if not weight.is_floating_point() or weight.dtype.itemsize == 1 or not weight.numel():
@@ -382,7 +381,7 @@ def model_folder(path: str, weights: bool = True) -> Path:
 
     `NAME@REVISION` is the model at that commit, tag or branch. The hub is asked once a process for each name, so that
     all parts of a model are of one commit; where it does not answer, or HF_HUB_OFFLINE is set, what the cache has is
-    taken. `PosgapError` where it has nothing.
+    taken. `PosgapError` if it has nothing.
     """
     if Path(path).is_dir():
         return Path(path)

@@ -73,25 +73,25 @@ def device_memory(device: "torch.device") -> DeviceMemory:
 
 
 def require_memory(what: str, needed: float, doing: str, instead: str = "take a smaller model") -> None:
-    """Raises `NoRoom` if a process may not take so many bytes more. `instead` says how it would take fewer."""
+    """Raises `NoRoom` if a process may not take this number of bytes more. `instead` says how to take fewer."""
     available = available_bytes()
     if needed > available:
         raise NoRoom(
-            f"{what}: {doing} takes {needed / 1e9:.1f} GB of memory, of which this machine has {available / 1e9:.1f} "
-            f"GB free; end other programs, {instead}, or take another machine"
+            f"{what}: {doing} takes {needed / 1e9:.1f} GB of memory, and this machine has {available / 1e9:.1f} GB "
+            f"free; end other programs, {instead}, or take another machine"
         )
 
 
 def require_disk(what: str, folder: Path, needed: float, doing: str, elsewhere: str) -> None:
-    """Raises `NoRoom` if the disk of `folder`, which need not exist yet, has not so many bytes free. `elsewhere` says
-    how to take another disk."""
+    """Raises `NoRoom` if the disk of `folder` (which may not exist yet) has fewer bytes free. `elsewhere` says how to
+    take another disk."""
     there = folder.absolute()
     while not there.exists():
         there = there.parent
     free = shutil.disk_usage(there).free
     if needed > free:
         raise NoRoom(
-            f"{what}: {doing} takes {needed / 1e9:.2g} GB of disk, of which {there} has {free / 1e9:.2g} GB free; make "
+            f"{what}: {doing} takes {needed / 1e9:.2g} GB of disk, and {there} has {free / 1e9:.2g} GB free; make "
             f"room, or {elsewhere}"
         )
 

@@ -40,7 +40,7 @@ def _gains(module: nn.Linear) -> bool:
 
 
 class _PackedLinear:
-    """The forward pass of a linear layer. Where the weight was changed since, the layer multiplies by itself."""
+    """The forward pass of a linear layer. If the weight was changed since, the layer multiplies by itself."""
 
     def __init__(self, layer: nn.Linear):
         self.layer = layer

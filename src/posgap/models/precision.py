@@ -1,4 +1,4 @@
-"""On which class of device a model generates, and in which precision where nobody says it."""
+"""Chooses the class of device and the default precision in which a model generates."""
 
 import logging
 from pathlib import Path
@@ -31,7 +31,7 @@ def warn_of_device(model: str, swept_on: str) -> None:
 
 
 def bfloat16_of_cpu() -> str:
-    """The flag of the processor that says that it multiplies matrices in bfloat16; empty where it does not, or where
+    """The flag of the processor that says that it multiplies matrices in bfloat16; empty if it does not, or if
     the system does not tell (not Linux on x86)."""
     try:
         lines = _CPUINFO.read_text().splitlines()

@@ -17,8 +17,8 @@ Regime = tuple[int, ...]  # for each kind of layer 0: short, -1: long, else the 
 
 
 class RopeLengths(NamedTuple):
-    """The kinds of length-dependent RoPE in a model, each with the tokens up to which its frequencies are the short
-    ones; none for most models."""
+    """A model's length-dependent kinds of RoPE, each with the last length in tokens that uses short frequencies; none
+    for most models."""
 
     bounds: tuple[tuple[str, int], ...]
 
@@ -54,7 +54,7 @@ class RopeLengths(NamedTuple):
         return tuple(parts)
 
     def why_not_forced(self, lengths: Iterable[tuple[int, int]]) -> str:
-        """Why prompts with answers of these `lengths` cannot be read at once; empty where they can.
+        """Why prompts with answers of these `lengths` cannot be read at once; empty if they can.
 
         They can where frequencies stay the same throughout, for all of them: each is short, or each is long.
         """
@@ -63,8 +63,8 @@ class RopeLengths(NamedTuple):
             return ""
         kind, bound = self.bounds[0]
         return (
-            f"its RoPE ({kind}) changes with the length beyond {bound} tokens, where an answer read in one pass with "
-            "its prompt is not what the model writes"
+            f"its RoPE ({kind}) changes with the length beyond {bound} tokens: an answer read in one pass with its "
+            "prompt then differs from a generated one"
         )
 
 

@@ -76,10 +76,10 @@ class RoundedWeights:
 def round_weights(
     base: PreTrainedModel, after: Mapping[str, Tensor], dtype: torch.dtype, seed: int = 0
 ) -> RoundedWeights:
-    """The weights of `base`, as it is stored, with those of `after` (in float32) in place of theirs, in `dtype`.
+    """Returns the stored weights of `base` in `dtype`, replaced by those of `after` (float32).
 
     They are rounded to the nearest numbers where that keeps the update, else at random by `seed`. Raises `PosgapError`
-    where `dtype` cannot hold a weight.
+    if `dtype` cannot hold a weight.
     """
     before = base.state_dict()
     tied = getattr(base, "all_tied_weights_keys", None) or {}

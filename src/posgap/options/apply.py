@@ -23,8 +23,8 @@ class ApplyConfig(StageConfig):
     )
     certain: bool = Field(
         True,
-        description="of what `mitigate` found take only a mitigation that is better than the model as it is for "
-        "certain; false: the best that was measured",
+        description="from `found`, take only a mitigation that is certainly better than the unmodified model; "
+        "false: the best that was measured",
     )
     mitigation_settings: Values = Field({}, description='its settings as JSON, like {"factors": [1, 1.5]}')
 

@@ -36,7 +36,7 @@ class CheckConfig(
         None,
         description="file of the policy; only its rules that need no base count; empty: the options below",
     )
-    n_examples: int = Field(300, ge=1, description="examples to make, where no file has any")
+    n_examples: int = Field(300, ge=1, description="examples to make if no file is given")
 
 
 VERB = Verb(CheckConfig, "--model Qwen/Qwen3-0.6B --task kv --max-gap 10 --out run/check")

@@ -43,7 +43,7 @@ class PoolConfig(Config):
 
 
 def _times(quantity: str, number: int) -> str:
-    """A quantity of Kubernetes so many times: 64Gi eight times is 512Gi."""
+    """Multiplies a quantity of Kubernetes: 64Gi times 8 is 512Gi."""
     parts = re.fullmatch(_QUANTITY, quantity)
     return f"{int(parts[1]) * number}{parts[2] or ''}" if parts else quantity
 

@@ -76,7 +76,7 @@ class DistillConfig(*TRAINING_METHODS.bases(), _Training, FramingParameters, _Di
         "divergences that bfloat16 cannot see",
     )
     export_dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], RARE] = Field(
-        "auto", description="precision in which the model is stored; auto: that of the model it came from"
+        "auto", description="precision of the stored model; auto: the base's"
     )
     gradient_checkpointing: bool = Field(
         False, description="save memory: compute activations again in the backward pass"

@@ -40,7 +40,7 @@ class GenerationConfig(PromptConfig, SeededConfig):
     )
     stop: Annotated[StopStrings, RARE] = Field(
         [],
-        description=f"strings that end a response, as a JSON list, or one as it is; {NO_STOP}: no string ends it; "
+        description=f"strings that end a response: one string, or a JSON list; {NO_STOP}: no string ends it; "
         "empty: without a chat template the end of the first line with task kv or metric litm",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(

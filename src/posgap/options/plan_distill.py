@@ -12,7 +12,7 @@ from posgap.options.verb import Kind, Verb
 
 class PlanDistillConfig(_Training):
     """Says what `distill` would take on given GPUs or on a CPU (memory, hours, disk), which options let it fit, and
-    whether so many updates can move the model.
+    whether the updates can move the model.
 
     Of the model its config alone is read: it needs neither its weights nor a GPU."""
 
@@ -24,8 +24,8 @@ class PlanDistillConfig(_Training):
     gpu_tflops: float = Field(
         0.0,
         ge=0,
-        description="TFLOP/s of each GPU in bfloat16, as its maker says, without sparsity, of which training reaches "
-        "35 %; 0: 989, of an H100 SXM, and of a CPU what a product of matrices reaches on this machine",
+        description="TFLOP/s of each GPU in bfloat16 by its maker, without sparsity; training is assumed to reach "
+        "35 %; 0: 989, an H100 SXM's, and on a CPU the measured speed of a matrix product",
     )
     prompt_tokens: int = Field(4096, ge=2, description="tokens of a prompt")
     response_tokens: int = Field(40, ge=1, description="tokens of a response")

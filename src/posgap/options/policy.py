@@ -15,7 +15,7 @@ from posgap.options.verb import Verb
 
 
 class PolicyConfig(Config):
-    """Prints the policy of a gate without options as YAML, to begin a file with, or that of a registered model.
+    """Prints a policy as YAML: the default one, as a start for your own file, or a registered model's.
 
     With a file it gives the model that policy: `promote` admits to it only what the policy does.
     """

@@ -46,9 +46,9 @@ class PreflightConfig(PlacedConfig):
     methods: str = Field(
         "r1+seqkd",
         description=f"methods to try, joined like r1+lpes: "
-        f"{', '.join(n for n in METHODS.names() if n not in MITIGATIONS.names())}, and mitigations by name, of which "
-        "the best is tried; mitigations after `then`, like r1 then lpes, are tried on the trained model; the best "
-        "admitted model becomes the champion",
+        f"{', '.join(n for n in METHODS.names() if n not in MITIGATIONS.names())}, and mitigations by name: "
+        "the best of these is tried; mitigations after `then`, like r1 then lpes, are tried on the trained model; the "
+        "best admitted model becomes the champion",
     )
     inference_backend: Annotated[str, PIPELINE_BACKENDS] = Field(
         "vllm", description=f"backend that generates: {PIPELINE_BACKENDS.names_as_text()}"

@@ -10,7 +10,7 @@ from posgap.options.verb import Kind, Verb
 class ReportConfig(FreshConfig):
     """Reports how a pipeline run ended: in MLflow, and to a webhook if there is one.
 
-    The run is that of the variable POSGAP_PIPELINE_RUN, and the webhook is at POSGAP_WEBHOOK_URL.
+    POSGAP_PIPELINE_RUN names the run, and POSGAP_WEBHOOK_URL is the webhook's address.
     """
 
     state: str = Field(

@@ -53,7 +53,7 @@ class RolloutPredictConfig(SeededConfig):
     window: TokenCounts = Field(
         [],
         description="window: number of tokens seen, the token itself included (w): one for all layers, or one for "
-        "each, separated by commas, where 0 is all tokens before it",
+        "each, separated by commas; 0: all earlier tokens",
     )
     prefix: Annotated[int, RARE] = Field(0, ge=0, description="prefix: number of first tokens that all tokens see (K)")
     encoding: Literal["measured", "none", "decay", "alibi", "rope"] = Field(

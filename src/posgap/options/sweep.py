@@ -47,7 +47,7 @@ class Mitigating(Parameters):
 
     mitigation: PromptMitigationName = Field(
         "",
-        description="mitigation of prompts, by which every example is asked; a position is where the gold document "
+        description="mitigation of prompts for every example; a position is where the gold document "
         f"stands before the mitigation; {PROMPT_MITIGATIONS.help_text()}; empty: none",
     )
     mitigation_settings: Annotated[Values, RARE] = Field(
@@ -179,7 +179,7 @@ class SweepVerbConfig(SweepConfig):
     )
     batch_format: Annotated[Literal["openai", "anthropic", "jsonl", "lm-eval"], RARE] = Field(
         "openai",
-        description="format of `requests`: that of OpenAI's or Anthropic's batches, plain lines, or a task's folder of "
+        description="format of `requests`: OpenAI's or Anthropic's batches, plain lines, or a task's folder of "
         "lm-evaluation-harness",
     )
     answers: Annotated[InputPaths, RARE] = Field(

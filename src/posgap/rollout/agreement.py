@@ -54,7 +54,7 @@ def measure_agreement(shares: Mapping[str, np.ndarray], of: str, seed: int) -> d
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks of each row of `values [E, n]`, less their mean and of length one; nan where all are the same."""
+    """Ranks of each row of `values [E, n]`, less their mean and of length one; nan if all are the same."""
     ranks = rankdata(values, axis=1) - (values.shape[1] + 1) / 2
     with np.errstate(invalid="ignore"):
         return ranks / np.linalg.norm(ranks, axis=1, keepdims=True)

@@ -16,11 +16,11 @@ Scores = Callable[[np.ndarray], np.ndarray]  # from signed distances i - j
 class Architecture:
     """The properties of a model that decide its rollout before any text is read.
 
-    `n` is the number of tokens N, `lambdas` [L] the residual strength of each layer, `mask` that of all layers or a
-    list of each layer's. Position enters through `scores`, a function of signed distances or a list of each layer's
-    (None: a layer without positions), or else through `slopes` [L, H] (zeros mean no encoding). `diagonal` [L, H] is
-    the extra score of a token on itself. It and `slopes` may have a single row for all layers and a single column for
-    all heads. Attention is averaged over heads.
+    `n` is the number of tokens N, `lambdas` [L] the residual strength of each layer, `mask` one for all layers or a
+    list. Position enters through `scores`, a function of signed distances or a list of each layer's (None: a layer
+    without positions), or else through `slopes` [L, H] (zeros mean no encoding). `diagonal` [L, H] is the extra score
+    of a token on itself. It and `slopes` may have a single row for all layers and a single column for all heads.
+    Attention is averaged over heads.
     """
 
     n: int
@@ -51,7 +51,7 @@ class Architecture:
     def rollout(self) -> np.ndarray:
         """The last token's rollout over input positions, [N].
 
-        Raises `PosgapError` where scores are so large that it cannot be computed.
+        Raises `PosgapError` if scores are so large that it cannot be computed.
         """
         with np.errstate(all="ignore"):
             shares = last_row(self.n, self.layers(), self.lambdas)

@@ -43,7 +43,7 @@ class Description:
 def build_architecture(description: Description, measured: Measurement | None) -> tuple[Architecture, int]:
     """Returns the architecture that the description and the measurement give, and its number of heads.
 
-    `PosgapError` where they contradict each other, or leave something out.
+    `PosgapError` if they contradict each other, or leave something out.
     """
     sizes = {}
     for name in ("sequence_length", "layers", "heads"):
@@ -83,7 +83,7 @@ def _encoding(description: Description, measured: Measurement | None, n_layers: 
     if kind != "rope" and "rope_theta" in description.given:
         raise BadOption("rope_theta: is the base of RoPE: give `encoding` rope, or leave it out")
     if description.encoding != "decay" and "slope" in description.given:
-        raise BadOption("slope: is that of a decay: give `encoding` decay, or leave it out")
+        raise BadOption("slope: only `encoding` decay has one: give that, or leave slope out")
     if kind == "rope":
         return _rotation(description, facts, n_layers)
     if kind not in ("decay", "alibi"):
@@ -135,7 +135,7 @@ def _rotation(description: Description, facts: Mapping[str, Any], n_layers: int)
 def _masks(description: Description, measured: Measurement | None, n: int, n_layers: int) -> Mask | list[Mask]:
     """The mask of all layers, or of each."""
     if description.window and description.mask != "window":
-        raise BadOption("window: is that of a mask: give `mask` window, or leave it out")
+        raise BadOption("window: only `mask` window has one: give that, or leave window out")
     if measured and description.mask == "measured":
         masks = []
         for layer, seen in enumerate(_require_each_layer("the measured windows", measured.windows, n_layers), start=1):

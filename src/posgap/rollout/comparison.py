@@ -18,7 +18,7 @@ def compare_distributions(predicted: np.ndarray, texts: np.ndarray, rng: np.rand
 
     Spearman's correlation over the N and the Wasserstein distance in places (scipy's definitions),
     each with the 95 % bootstrap interval over texts; the distance also as a share of the length. The correlation,
-    and its interval, are None where one side is the same at every position, so that there is no order to agree on.
+    and its interval, are None if one side is the same at every position, so that there is no order to agree on.
     """
     measured = texts.mean(axis=0)
     weights = rng.multinomial(len(texts), np.full(len(texts), 1 / len(texts)), size=RESAMPLES)
@@ -71,7 +71,7 @@ def _order_text(rank: float | None, interval: Sequence[float] | None) -> str:
 
 def sweep_spearman(sweep: Accuracy, distribution: np.ndarray) -> float | None:
     """Spearman's correlation of accuracy at each gold position with that document's share of the distribution [N];
-    None where one of the two is the same at every position.
+    None if one of the two is the same at every position.
 
     The n documents are assumed to divide the prompt into stretches of equal length.
     """

@@ -60,15 +60,15 @@ class _Seen:
 
 class LayerReading(NamedTuple):
     """The reading of a layer called again: the residual `strengths` [B, N], and what the projection of its attention
-    was given by the `heads` for the last token, [B, H d]; None where it was given no such thing."""
+    was given by the `heads` for the last token, [B, H d]; None if it was given no such thing."""
 
     strengths: Tensor
     heads: Tensor | None
 
 
 class Decoder:
-    """The layers [L] with attention of a causal language model, and their attention modules; `numbers` [L] are theirs
-    among all `n_all` layers, counted from 1, of which hybrids have some that mix tokens without attention.
+    """The layers [L] with attention of a causal language model, and their attention modules; `numbers` [L] are their
+    numbers, from 1, among all `n_all` layers. Hybrids also have layers that mix tokens without attention.
 
     Of a layer it assumes that it reads the residual stream and adds to it what its attention makes, however scaled or
     normalised. Where it finds otherwise it raises `PosgapError`.
@@ -116,7 +116,7 @@ class Decoder:
         )
 
     def mixing(self) -> str:
-        """Names what mixes tokens in the model beside the attention that is read, in words; empty where nothing
+        """Names what mixes tokens in the model beside the attention that is read, in words; empty if nothing
         does."""
         words = []
         beside = []
@@ -181,7 +181,7 @@ class Decoder:
 
     @torch.no_grad()
     def projection(self, layer: int, call: Call) -> nn.Module | None:
-        """The module by which a layer's attention writes to the stream what its heads made."""
+        """Returns the module that projects the heads' output of a layer's attention into the stream."""
         if self.adding[layer] is None:
             self._find(layer, call, self._call_layer(layer, call, 1.0))
         return self.projections[layer]
@@ -279,8 +279,8 @@ class Decoder:
         return hooks.seen
 
     def _frequencies(self, layer: int, call: Call, seen: _Seen) -> list[float] | None:
-        """The angles per token by which a layer turns each plane of queries and keys, greatest first; none if it turns
-        nothing, None if it is not given the tables that it turns by."""
+        """Returns a layer's RoPE angles per token for each plane, greatest first; none if it turns nothing, None if the
+        model does not hand it the tables."""
         tables = seen.tables
         still: Any
         if isinstance(tables, Tensor) and tables.is_complex():

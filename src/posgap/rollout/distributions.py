@@ -21,8 +21,8 @@ def normalize(values: np.ndarray) -> np.ndarray:
 
 
 def bin_distribution(values: np.ndarray, bins: int) -> np.ndarray:
-    """Distributions `values [..., N]` over so many stretches of equal length: a token that lies in two of them is
-    divided by how much of it lies in each. As many bins as tokens change nothing."""
+    """Rebins distributions `values [..., N]` into stretches of equal length: a token in two of them is divided by its
+    overlap. As many bins as tokens change nothing."""
     sums = np.concatenate([np.zeros_like(values[..., :1]), np.cumsum(values, axis=-1)], axis=-1)
     edges = np.linspace(0, values.shape[-1], bins + 1)
     token = np.minimum(edges.astype(int), values.shape[-1] - 1)
@@ -30,7 +30,7 @@ def bin_distribution(values: np.ndarray, bins: int) -> np.ndarray:
 
 
 def spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Spearman's rank correlation over positions: `a [..., N]` with `b [N]`; nan where either is constant."""
+    """Spearman's rank correlation over positions: `a [..., N]` with `b [N]`; nan if either is constant."""
     x = rankdata(a, axis=-1)
     y = rankdata(b)
     x = x - x.mean(axis=-1, keepdims=True)

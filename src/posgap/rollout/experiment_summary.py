@@ -74,7 +74,7 @@ def experiment_text(summary: list[dict]) -> str:
     others = ": the others' gaps and sinks are those of networks that did not learn to match items"
     others = others if learned < len(summary) else ""
     return (
-        f"The greatest bias is that of {most_biased}: the {better} item over the {worse} by "
+        f"The greatest bias is in {most_biased}: the {better} item over the {worse} by "
         f"{abs(gap):.1f} points. The strongest attention sink beyond uniform attention is token {token} of "
         f"{with_sink} ({sink:.2f}, uniform {uniform:.2f}). {learned} of {len(summary)} settings "
         f"answer clearly above chance, which is naming any label of the sequence{others}"

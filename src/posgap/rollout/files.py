@@ -47,7 +47,7 @@ class Encoding(TypedDict, total=False):
     """A model's position encoding: its kind, and ALiBi's slope of each head, or RoPE's base, head size and factors.
 
     `frequencies` [L] are the angles per token by which each layer was seen to turn the planes of its queries and keys,
-    greatest first, whatever base, factors or scaling they come from: empty where a layer turns nothing, None where the
+    greatest first, whatever base, factors or scaling they come from: empty if a layer turns nothing, None if the
     model does not hand them to its layers.
     """
 
@@ -71,7 +71,7 @@ class Accuracy(Record):
 
     @classmethod
     def of_sweep(cls, path: Path, builder: PromptBuilder | None, n_docs: int) -> Self:
-        """Reads it from a sweep folder. Raises `PosgapError` where that did not ask the prompts of `builder`."""
+        """Reads it from a sweep folder. Raises `PosgapError` if that did not ask the prompts of `builder`."""
         if not builder:
             raise BadOption("sweep: asked prompts: give the `task` and examples that it asked")
         sweep = read_sweep(path)
@@ -124,7 +124,7 @@ class Measurement(Record):
     documents: dict | None = Field(
         None, description="shares among documents and of the gold one by each measure, with shape and tests"
     )
-    sweep: Accuracy | None = Field(None, description="where a sweep was given")
+    sweep: Accuracy | None = Field(None, description="the sweep, if one was given")
     summary: str = Field(description="the findings in words")
     settings: dict = Field(description="every parameter")
 

@@ -96,7 +96,7 @@ class InContextTask:
     ) -> tuple[Tensor, Tensor]:
         """The vectors of sequences of m classes with `means` [batch, m, d] and `labels` [batch, m], and the answers.
 
-        `order` [batch, n] holds the class of each item, `query` [batch] that of the query.
+        `order` [batch, n] holds the class of each item, `query` [batch] the query's class.
         """
         s = self.sizes
         batch = len(order)

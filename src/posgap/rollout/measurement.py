@@ -41,7 +41,7 @@ class Statistics:
         self.sees = np.zeros((n_layers, longest))  # how many queries see each token
 
     def add_texts(self, texts: int, n: int) -> None:
-        """Counts so many texts of n tokens."""
+        """Counts this number of texts of n tokens."""
         self.texts += texts
         self.at_distance[:n] += texts * np.arange(n, 0, -1)
 
@@ -174,7 +174,7 @@ class MeasuredInfluence(NamedTuple):
     the share of either rollout that went to no token, but to the logits of sinks beside them; and the numbers of the L
     layers, and what mixes tokens beside their attention, in words. `documents` is the last
     token's attention to each document of a prompt, [E, L, H, n], where documents were `asked`. `no_value_norm` says
-    why the measures `OF_VALUES` were not measured; it is empty where they were."""
+    why the measures `OF_VALUES` were not measured; it is empty if they were."""
 
     statistics: dict[str, np.ndarray]
     influence: dict[str, list[np.ndarray]]
@@ -254,7 +254,7 @@ def measure_influence(
 
 
 def _no_value_norm(decoder: Decoder, ids: Tensor, slopes: Tensor) -> str:
-    """Why `OF_VALUES` cannot be measured on a text `ids [1, N]`; empty where they can."""
+    """Why `OF_VALUES` cannot be measured on a text `ids [1, N]`; empty if they can."""
     statistics = Statistics(decoder.n_layers, decoder.n_heads, ids.shape[1], slopes, 1.0)
     try:
         with decoder.capturing():

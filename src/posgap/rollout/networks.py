@@ -19,7 +19,7 @@ HIDDEN_LAYERS = 3
 
 @dataclass(frozen=True)
 class Design:
-    """One network. `width` (w) belongs to mask "window", `prefix` (K) to "prefix"; `slope` (m) is that of its decay."""
+    """One network. `width` (w) belongs to mask "window", `prefix` (K) to "prefix"; `slope` (m) is its decay's."""
 
     depth: int
     mask: Literal["causal", "window", "prefix"] = "causal"

@@ -70,7 +70,7 @@ def read_text(path: Path, tokenizer: PreTrainedTokenizerBase, length: int, limit
 def read_prompts(path: Path, builder: PromptBuilder, n_docs: int, limit: int, positions: Sequence[int]) -> Sequences:
     """Whole prompts, the longest first, one per example, with the gold `positions` (none: all placements) in turn.
 
-    Raises `PosgapError` where a prompt exceeds the model's context.
+    Raises `PosgapError` if a prompt exceeds the model's context.
     """
     placed = placed_examples(path, builder, n_docs, limit, positions)
     prompts = []

@@ -26,10 +26,10 @@ class SpontaneousAnswers(NamedTuple):
 
     @property
     def hindrance(self) -> str:
-        """Says what the model does that forbids forcing, to follow "the model"; empty where forcing is sound.
+        """Says what the model does that forbids forcing, to follow "the model"; empty if forcing is sound.
 
         It is sound where at least half as many responses begin with the forced tokens as are right, since a tie or two
-        make no difference. Where none is right and none begins so, it is sound unless they share other first words.
+        make no difference. If none is right and none begins so, it is sound unless they share other first words.
         """
         right = self.probe.right
         n = len(self.probe.responses)

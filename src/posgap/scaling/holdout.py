@@ -37,7 +37,7 @@ def measure_gain(
 ) -> tuple[float, tuple[float, float]]:
     """Returns how much fitter the scores `scaled [E, P]` are than `unscaled [E, P]`, 0 to 1, of the same examples, with
     the 95 % interval: the 2.5th and 97.5th percentile over examples drawn with replacement (Efron 1979), each with both
-    of its rows. `fitness` is that of an accuracy `[P]` in points."""
+    of its rows. `fitness` maps an accuracy `[P]` in points to a fitness."""
     n = len(scaled)
     drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=_RESAMPLES)  # how often each example
     weights = np.vstack([np.ones(n), drawn]) / n

@@ -73,7 +73,7 @@ def as_groups(questions: Sequence[Sequence[SearchQuestion]]) -> list[list[Prompt
 
 
 def unlike_generation(rope: RopeLengths, questions: Sequence[Sequence[SearchQuestion]]) -> str:
-    """Returns why a model with such a RoPE would generate something else than teacher forcing sees; empty where it
+    """Returns why a model with such a RoPE would generate something else than teacher forcing sees; empty if it
     would not."""
     lengths = []
     for row in questions:

@@ -103,9 +103,7 @@ class Scaling(Record):
     search_gain: float | None = Field(None, description="gain on the examples that chose the factors: too high")
     gain: float | None = Field(None, description="gain on the held-out examples")
     gain_ci95: tuple[float, float] | None = Field(None, description="its interval")
-    holdout: Holdout | None = Field(
-        None, description="a quarter of the examples, held out; null where that would be fewer than 8"
-    )
+    holdout: Holdout | None = Field(None, description="a quarter of the examples, held out; null if fewer than 8")
 
     @property
     def gain_in_words(self) -> str:

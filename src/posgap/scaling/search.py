@@ -50,7 +50,7 @@ class Backend:
 @dataclass
 class FoundFactors:
     """The result of a search: the best `factors`, and `finalists`, its best candidates with their control points, the
-    best first; none where time was over before one was scored. `scores` has the accuracy of each."""
+    best first; none if time was over before one was scored. `scores` has the accuracy of each."""
 
     curve: Curve
     scores: Scores
@@ -105,7 +105,7 @@ class FactorSearch:
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        """The model in this process, which is loaded now; `PosgapError` where it cannot be scaled."""
+        """The model in this process, which is loaded now; `PosgapError` if it cannot be scaled."""
         model = self.load()
         layer_scaling(model)
         return model
@@ -144,8 +144,8 @@ class FactorSearch:
     ) -> FoundFactors:
         """Searches. Turns `forces` off where forcing misjudges the model.
 
-        Scores are kept in `folder` under that identity, so that an interrupted search goes on. Where `is_over` returns
-        True before a candidate, the search ends. Raises `PosgapError` where the model answers no question rightly,
+        Scores are kept in `folder` under that identity, so that an interrupted search goes on. If `is_over` returns
+        True before a candidate, the search ends. Raises `PosgapError` if the model answers no question rightly,
         neither with the factors found nor without.
         """
         self._look_at_answers()

@@ -77,7 +77,7 @@ def _factors_in_vllm(model: str) -> list[Any]:
 
 
 def _factors_in_transformers(model: str) -> list[Any]:
-    """Returns the factor of each layer, a list of its query heads' factors, or None where it has no rotary positions.
+    """Returns the factor of each layer, a list of its query heads' factors, or None if it has no rotary positions.
 
     They are read off the tables of cos and sin that its attention gets, at position 1.
     """

@@ -99,7 +99,7 @@ class Snapshot(Source):
         return {stored.name if self.is_folder else "": stored.size for stored in self.objects}
 
     def sha256s(self, names: Collection[str] | None = None) -> dict[str, str]:
-        """Downloads only objects whose sha256 nobody has recorded."""
+        """Downloads only objects without a recorded sha256."""
         hashed = _sha256s(stored for stored in self.objects if names is None or stored.name in names)
         hashed |= _bring(self.location, [stored for stored in hashed if not hashed[stored]])
         return {stored.name if self.is_folder else "": sha256 for stored, sha256 in hashed.items()}
@@ -144,7 +144,7 @@ class Snapshot(Source):
         return tree
 
     def _require_named(self) -> None:
-        """Raises `PosgapError` where a stage's manifest names a file that was not listed: lists can come late."""
+        """Raises `PosgapError` if a stage's manifest names a file that was not listed: lists can come late."""
         manifest = {}
         with suppress(PosgapError):  # of another program
             file = self.local_file(MANIFEST)

@@ -98,7 +98,7 @@ def explain_errors(what: str) -> Iterator[None]:
     try:
         yield
     except S3DownloadFailedError:
-        raise NoServer(f"{what}: has changed since it was listed; try again when nobody writes it") from None
+        raise NoServer(f"{what}: has changed since it was listed; try again when no other program writes it") from None
     except (Boto3Error, BotoCoreError, ClientError) as error:
         raise _kind_of(error)(f"{what}: {_describe_error(error)}") from None
     except RetriesExceededError as error:

@@ -27,8 +27,8 @@ def examples_of(swept: Location) -> Location | None:
 def find_from(location: str, folder: Path) -> Location:
     """A location that the manifest of `folder` names.
 
-    A relative path that leads nowhere from here is looked for from the folders above `folder`, in one of which the
-    command stood that wrote it.
+    A relative path that does not exist from here is looked for from the folders above `folder`: the command that wrote
+    it ran in one of them.
     """
     path = Path(location)
     if is_uri(location) or is_address(location) or path.is_absolute() or path.exists():
@@ -38,15 +38,15 @@ def find_from(location: str, folder: Path) -> Location:
 
 
 def ancestors(folder: str | Path) -> list[str]:
-    """Digests, or names, of all that the model in a folder was made from; none where no stage made it."""
+    """Digests, or names, of all that the model in a folder was made from; none if no stage made it."""
     return sorted(read_manifest(Path(folder)).get("ancestors", []))
 
 
 def training_examples(folder: str | Path) -> set[str]:
     """The contents (`posgap.tasks.content`) of all examples that a model, or one that it was made from, learnt.
 
-    A model learns examples by training, or by a search for its scaling. `folder` is the model's or that of a sweep of
-    it. Empty if nothing is known: for a model on the hub, behind an endpoint, or made elsewhere.
+    A model learns examples by training, or by a search for its scaling. `folder` is the model's or its sweep's. Empty
+    if nothing is known: for a model on the hub, behind an endpoint, or made elsewhere.
     """
     file = Path(folder) / TRAINING_EXAMPLES_FILE
     return set(parse_as(list[str], read_json(file), str(file))) if file.is_file() else set()

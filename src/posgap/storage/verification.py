@@ -26,7 +26,7 @@ class Verification:
 
     def verify(self, folder: Source) -> None:
         """Hashes every file of an output and compares it with the manifest; so too the inputs that the manifest names,
-        as far as they are at hand, and what those were made from. `PosgapError` where no stage wrote the folder."""
+        as far as they are at hand, and what those were made from. `PosgapError` if no stage wrote the folder."""
         manifest = read_record(folder.local_file(MANIFEST))
         if not file_records(manifest):
             raise NotFound(f"{folder.location}: no {MANIFEST} here lists its files; name a folder that a stage wrote")

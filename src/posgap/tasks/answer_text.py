@@ -65,7 +65,7 @@ _DATE = r"(\d{4})-\d\d?-\d\d?"
 def stands_in(answer: str, text: str) -> bool:
     """Whether the words of an answer stand in a text one after the other.
 
-    An answer without a word, like "The The" or "-", stands there as it is written, in whatever case.
+    An answer without a word, like "The The" or "-", must stand there verbatim, in any case.
     """
     forms = _forms(answer)
     if not forms[0]:

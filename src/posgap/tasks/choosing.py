@@ -33,7 +33,7 @@ _ALONE = r"(?<![\w'])([A-Z])(?![\w'])"
 
 
 def chosen_letter(response: str) -> str:
-    """The one letter that a response chooses; empty where it chooses none, or more than one.
+    """The one letter that a response chooses; empty if it chooses none, or more than one.
 
     A letter counts where it is set apart: as a verdict "[[B]]", as the whole first line, as what is said to be the
     answer ("The answer is B"), at the beginning ("(B)", "B) Paris", "**B**"), in brackets, or as the only letter of the

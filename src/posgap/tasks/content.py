@@ -22,9 +22,9 @@ UNMISTAKABLE = 100  # characters of question, answers and gold documents that do
 def content_key(example: AnyExample) -> str:
     """The example's content as 16 hex digits, equal for two examples that ask the same.
 
-    It is that of the question, the answers and the gold documents: other distractors make no other example. Where
-    these are short (a synthetic fact of two words), different examples share them by chance, and the distractors
-    count too. Letters' case, white space and the order of answers and documents make no difference.
+    It covers question, answers and gold documents; distractors do not count. If these are short (a synthetic fact of
+    two words), different examples share them by chance, so the distractors count too. Case, white space and the order
+    of answers and documents do not matter.
     """
     parts = [
         [_fold(example.question)],
@@ -106,7 +106,7 @@ def with_content_keys(examples: Iterable[AnyExample], contents: Iterable[str]) -
 
 
 def refuse_shared(examples: Iterable[AnyExample], others: Iterable[AnyExample], where: Location, instead: str) -> None:
-    """Raises `PosgapError` where some of the examples `where` are among `others`, which evaluate; `instead` says what
+    """Raises `PosgapError` if some of the examples `where` are among `others`, which evaluate; `instead` says what
     to do on others."""
     shared = with_content_keys(examples, content_keys(others))
     if shared:
@@ -128,7 +128,8 @@ def _prompt_content(example: AnyExample, n_docs: int, shuffle: int) -> list:
 
 
 def _marks(example: RankedExample, others: int) -> list[bool]:
-    """Which of a prompt's passages are relevant, in the retriever's order: all that are, and so many others."""
+    """Marks which of a prompt's passages are relevant, in the retriever's order: all relevant ones and this many
+    others."""
     marks: list[bool] = []
     for passage in example.passages:
         if passage.relevant or marks.count(False) < others:

@@ -33,7 +33,7 @@ def token_offsets(
     """The characters of `text`, [start, end), that each token of the prompt `ids` has; what the chat template puts
     before and behind the text has places outside of it.
 
-    Raises `PosgapError` where the tokenizer cannot say so, or the template rewrites the text.
+    Raises `PosgapError` if the tokenizer cannot say so, or the template rewrites the text.
     """
     if not tokenizer.is_fast:
         raise PosgapError("the tokenizer is a slow one, which cannot say which tokens belong to a document")
@@ -48,7 +48,7 @@ def token_offsets(
 def token_spans(offsets: Sequence[Span], found: Sequence[Span]) -> tuple[Span, ...]:
     """The columns [first, after the last) of the tokens with a character of each range of characters in `found`.
 
-    A token that two documents share is the first one's. Raises `PosgapError` where a document has no token.
+    A token that two documents share is the first one's. Raises `PosgapError` if a document has no token.
     """
     spans: list[Span] = []
     for number, span in enumerate(found, start=1):

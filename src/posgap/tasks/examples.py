@@ -127,7 +127,7 @@ EXAMPLE: TypeAdapter[AnyExample] = TypeAdapter(AnyExample)
 
 
 def gold_texts(example: AnyExample) -> list[tuple[str, str]]:
-    """The title and the text of each gold document, of which a key-value example makes no documents first."""
+    """Returns title and text of each gold document, without building a key-value example's documents."""
     if isinstance(example, KVExample):
         return [record for record in example.records if record[0] == example.key]
     return [(document.title, document.text) for document in example.gold]

@@ -51,7 +51,7 @@ class Framing:
         return [*system, {"role": "user", "content": text}]
 
     def shown_settings(self, source: str = "") -> dict[str, Any]:
-        """All of it that prompts show, where they are made by the chat template of this `source`; empty where that is a
+        """All of it that prompts show, where they are made by the chat template of this `source`; empty if that is a
         model's own and nothing else is asked for."""
         day = DATE if "strftime_now" in source else ""
         parts = {"system": self.system, "template_args": dict(self.arguments), "date": day}
@@ -64,7 +64,7 @@ PLAIN = Framing()
 class ChatTemplate:
     """Makes prompts of texts by a chat template, of this `source`, as a tokenizer's model is asked with it.
 
-    `ending` is what stands between a text and the model's answer. Raises `PosgapError` where the template is none, has
+    `ending` is what stands between a text and the model's answer. Raises `PosgapError` if the template is none, has
     no place for the framing's system message, lacks one of its arguments, or breaks a limit.
     """
 
@@ -121,7 +121,7 @@ def common_beginning(a: str, b: str) -> int:
 
 
 def _run_in_limits(call: Callable[[], T]) -> T:
-    """What `call`, which runs the template, returns; `PosgapError` where it fails or does not end."""
+    """What `call`, which runs the template, returns; `PosgapError` if it fails or does not end."""
     try:
         with _memory_bounded():
             return within(SECONDS, call)

@@ -32,7 +32,7 @@ _BEGUN = 2  # characters of a candidate at a response's end that do not stand th
 class RightAnswers(list[str]):
     """The answers that are right, and beside them the `others`: what else in the prompt a response could name.
 
-    Without others nobody knows of any, as of a plain list of answers.
+    A plain list of answers says nothing about other candidates.
     """
 
     def __init__(self, right: Iterable[str], others: Iterable[str] = ()):
@@ -102,16 +102,16 @@ def lost_in_the_middle(response: str, answers: Sequence[str]) -> bool:
 
 
 def contains_any(response: str, answers: Sequence[str]) -> bool:
-    """The response contains an answer as it is written, in whatever case: how Lost in the Middle scores key-value
-    retrieval (scripts/evaluate_kv_responses.py)."""
+    """Whether the response contains an answer verbatim, in any case: how Lost in the Middle scores key-value retrieval
+    (scripts/evaluate_kv_responses.py)."""
     lowered = response.lower()
     return any(answer.lower() in lowered for answer in answers)
 
 
 def sole_answer(response: str, answers: Sequence[str]) -> bool:
-    """The response names an answer as it is written, and nothing else that the prompt has to choose from: see `named`.
+    """Whether the response names an answer verbatim, and no other candidate of the prompt: see `named`.
 
-    A copy of the prompt names other candidates too, or is cut within one, and so is never right. Where the others are
+    A copy of the prompt names other candidates too, or is cut within one, and so is never right. If the others are
     not known (`answers` is a plain list), any response is right that names an answer.
     """
     said = named(response, answers)
@@ -121,10 +121,10 @@ def sole_answer(response: str, answers: Sequence[str]) -> bool:
 def named(response: str, answers: Sequence[str]) -> list[bool]:
     """Whether each candidate that the response names is right, in the order in which it names them.
 
-    Candidates are the answers and, where these are `RightAnswers`, the others. One is named where it stands in the
-    response as it is written, in whatever case and within no word. Where one holds another ("New York", "York") the
-    longer one is named. Another candidate is also named where the response ends within it, after two characters or
-    more: there the limit of tokens has cut a copy of the prompt.
+    Candidates are the answers and, if these are `RightAnswers`, the others. A candidate is named if the response has it
+    verbatim, in any case, not within a word. If one holds another ("New York", "York") the longer one is named. Another
+    candidate is also named if the response ends within it, after two characters or more: the token limit has cut a copy
+    of the prompt.
     """
     return answers.named(response) if isinstance(answers, RightAnswers) else _find_named(response, answers, ())
 
@@ -157,8 +157,8 @@ def f1(response: str, answers: Sequence[str]) -> float:
 
 
 def share_of(response: str, answers: Sequence[str]) -> float:
-    """The share of the answers that the response contains, each as by sub_EM: for answers of several parts, all of
-    which are asked for, rather than of several wordings."""
+    """Returns the share of the answers that the response contains, by sub_EM; meant for answers that are parts of one,
+    not wordings."""
     return sum(sub_exact_match(response, [answer]) for answer in answers) / len(answers) if answers else 0.0
 
 
@@ -168,8 +168,8 @@ def is_sentence(answer: str) -> bool:
 
 
 def key_words(response: str, answers: Sequence[str]) -> float:
-    """The share of an answer's key words that the response has, for the answer of which it has most: for answers that
-    are sentences. Key words are all but articles, pronouns, prepositions and auxiliaries of English."""
+    """Returns the share of key words in the response, for the best-matched answer; meant for answers that are
+    sentences. Key words are all words except English articles, pronouns, prepositions and auxiliaries."""
     best = 0.0
     said = set(_tokens(normalize(response)))
     for answer in answers:
@@ -194,7 +194,7 @@ def set_match(response: str, answers: Sequence[str]) -> bool:
 
 
 def numeric(response: str, answers: Sequence[str]) -> bool:
-    """The last number in the response equals that of an answer; 1,234.50 and 1234.5 are the same number.
+    """Whether the last number in the response equals an answer's; 1,234.50 and 1234.5 are the same number.
 
     An answer without a number is in no response.
     """
@@ -205,7 +205,7 @@ def numeric(response: str, answers: Sequence[str]) -> bool:
 def matches_pattern(response: str, answers: Sequence[str]) -> bool:
     """An answer, read as a regular expression, matches somewhere in the response.
 
-    Raises `PosgapError` where it is none, or takes more than a second for a response.
+    Raises `PosgapError` if it is none, or takes more than a second for a response.
     """
     import regex
 
@@ -292,8 +292,8 @@ class Metric:
 
     `right_after` says from where on a response that has the task's only form is right: its "answer", whatever follows,
     or its "end". Without it responses have to be generated to be scored. What stands behind a string of `stop`, the
-    first after other text, changes no score. `of_parts` says that the answers are parts of one, all of which are asked
-    for, and not several wordings.
+    first after other text, changes no score. `of_parts` says that the answers are parts of one, all required, instead
+    of several wordings.
     """
 
     name: str

@@ -120,7 +120,7 @@ class TextPromptBuilder:
 
     @property
     def ending(self) -> str | None:
-        """What a prompt has between its text and the response; None where an endpoint's template decides that."""
+        """What a prompt has between its text and the response; None if an endpoint's template decides that."""
         if self.chat:
             return self.chat.ending
         return None if self.template else ""
@@ -138,8 +138,8 @@ class PromptBuilder(TextPromptBuilder):
     """Turns (example, placement) into token ids for one tokenizer and task.
 
     The framing's chat template is applied, else the tokenizer's if it has one. `context` is the model's context length
-    in tokens, of which those of the longest response are reserved. Raises `PosgapError` where the model cannot be asked
-    with that framing.
+    in tokens; the longest response's tokens are reserved from it. Raises `PosgapError` if the framing does not fit the
+    model.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class PromptBuilder(TextPromptBuilder):
 
     def spans(self, example: AnyExample, documents: Sequence[Document], prompt: Prompt) -> tuple[Span, ...]:
         """Returns the columns [first, after the last) of these documents' tokens in their prompt. Raises `PosgapError`
-        where nobody can say it."""
+        if that cannot be known."""
 
         word_prompt = partial(self.word_prompt, example)
         found = [characters(word_prompt, documents, position) for position in range(1, len(documents) + 1)]

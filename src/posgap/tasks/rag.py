@@ -1,7 +1,7 @@
 """Retrieval-augmented generation: any number of relevant passages among those that a retriever returned.
 
-A prompt of n documents holds the relevant passages, at most n of them, and of the others those that the retriever
-ranked highest. So all its orders, that of the retriever among them, have the same documents.
+A prompt of n documents holds at most n relevant passages, filled up with the highest-ranked others. So all orders, the
+retriever's included, have the same documents.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from posgap.tasks.task import AS_RETRIEVED, Task
 def place_block(example: AnyExample, placement: Placement, shuffle: int = 0) -> list[Document]:
     """The relevant passages as a block that begins at the position, in the retriever's order, among the others.
 
-    Where the block would run over the end it ends at the last slot, so that every example has a prompt at every
+    If the block would run over the end it ends at the last slot, so that every example has a prompt at every
     position: the last positions of an example with m relevant passages are all its position n - m + 1.
     """
     passages = prompt_passages(example, placement.n_docs)
@@ -49,7 +49,7 @@ def as_retrieved(example: AnyExample, n_docs: int, alone: bool = False) -> list[
 
 
 def order_of_retriever(task: Task, examples: Sequence[AnyExample], n_docs: int) -> Placement | None:
-    """The placement that asks a task's examples as they were retrieved; None where some were not."""
+    """The placement that asks a task's examples as they were retrieved; None if some were not."""
     if task.slots.as_given and all(isinstance(example, RankedExample) for example in examples):
         return Placement((), n_docs, AS_RETRIEVED.name)
     return None
@@ -59,7 +59,7 @@ def prompt_passages(example: AnyExample, n_docs: int, alone: bool = False) -> li
     """The passages of a prompt of `n_docs` documents in the retriever's order; of an example without ranks the gold
     documents come first. `alone` takes only the relevant passage that was ranked highest.
 
-    Raises `PosgapError` where there are too few.
+    Raises `PosgapError` if there are too few.
     """
     passages: list[Passage] = []
     if isinstance(example, RankedExample):

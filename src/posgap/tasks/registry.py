@@ -11,7 +11,7 @@ from posgap.tasks.task_file import is_definition, is_file, task_of
 
 
 class _Tasks(Registry[Task]):
-    """Tasks by name; a definition, as a config holds that of a file, is a task too."""
+    """Tasks by name, or by a definition, which a config holds in place of a task's file."""
 
     instead = "FILE.yaml"
 

@@ -43,7 +43,7 @@ def read_responses(path: Path) -> list[Response]:
 def at_one_placement(responses: Sequence[Response], seed: int) -> list[Response]:
     """Keeps each example's responses at one placement, in their order.
 
-    Where the teacher answered an example at several placements, one of those at which it was right is drawn, or, where
+    If the teacher answered an example at several placements, one of those at which it was right is drawn, or, where
     it was right at none, one of all. The draw depends on the example's content and on `seed` alone, so that other
     examples, and how many of them there are, do not change it.
     """
@@ -80,6 +80,6 @@ def describe_poor_teacher(path: Path) -> str:
         return ""
     return (
         f"the teacher is right in {accuracy:.0f} % of the examples, and {cut:.0f} % of its answers are cut: "
-        "an anchor keeps the student so at its best position; try --anchoring 0 or --method seqkd, and --method sft "
-        "where gold answers are at hand"
+        "an anchor would preserve that at the student's best position; try --anchoring 0 or --method seqkd, or "
+        "--method sft if you have gold answers"
     )

@@ -1,5 +1,5 @@
 """The retrieval tasks, in the wordings of Lost in the Middle (Liu et al. 2024, TACL 12:157-173, appendix prompts), and
-that of long texts of one's own: the part that answers is moved through the document, with the others in their order."""
+the task of a text of your own: the part that answers moves through the document, the others keep their order."""
 
 from collections.abc import Sequence
 

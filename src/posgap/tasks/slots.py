@@ -57,10 +57,10 @@ def shuffle_documents(documents: Sequence[Document], example: AnyExample, shuffl
 class Slots:
     """How the items of an example take the slots of a prompt.
 
-    `arrange(example, placement, shuffle)` says which item stands in each slot. `swept(n_docs, n_gold)` are the
-    placements of a sweep that is not told which. `category(positions)` is the group in which a placement is shown,
-    empty where there is but one. A position can be that of a group `of_any_number` of gold documents.
-    `as_given(example, n_docs)` is the order in which somebody else put the items; None where there is none.
+    `arrange(example, placement, shuffle)` says which item stands in each slot. `swept(n_docs, n_gold)` are a sweep's
+    default placements. `category(positions)` is the group in which a placement is shown, empty if there is only one. A
+    position can stand for a group `of_any_number` of gold documents. `as_given(example, n_docs)` is the order that the
+    data came in; None if there is none.
     """
 
     arrange: Callable[[AnyExample, Placement, int], list[Document]]

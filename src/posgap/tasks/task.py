@@ -42,7 +42,7 @@ def other_titles_and_texts(example: AnyExample) -> list[str]:
 
 
 def other_texts(example: AnyExample) -> list[str]:
-    """The texts of the distractors, of which each would be an answer by itself."""
+    """Returns the distractors' texts, each an answer by itself."""
     return [document.text for document in example.distractors]
 
 
@@ -52,7 +52,7 @@ class Task:
 
     `template` has the fields `documents` and `question` and three paragraphs: the instruction, the documents, and the
     question with the cue for the answer on the line below it. `render` writes the documents. A placement has `n_gold`
-    positions, and `slots` says how an example's items take them. Where a response names a slot, like an option's
+    positions, and `slots` says how an example's items take them. If a response names a slot, like an option's
     letter, `slot_names` are these names; what is right then depends on the placement, and `extract` gives the name.
     `closed_book` is the template of a prompt without documents; empty: the question and the cue alone.
 
@@ -61,8 +61,8 @@ class Task:
     on writing after its answer. `chance(n_docs)` is the share of right answers (0 to 1) of a model that guesses among
     what the prompt offers. `candidates(example)` is what else in the prompt a response could name, none of it right.
     `extract` returns the part of a response that is compared with the answers. `synthetic` names the data of
-    `posgap data make` that the task can ask about; empty where there is none. `lacks` says what an example does not
-    have that the task asks for; empty where it has everything.
+    `posgap data make` that the task can ask about; empty if there is none. `lacks` says what an example does not
+    have that the task asks for; empty if it has everything.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Task:
     one_wording: bool = False
     base_stop: tuple[str, ...] = ()
     chance: Callable[[int], float] = lambda n_docs: 0.0  # open answers are not guessed
-    candidates: Callable[[AnyExample], list[str]] = lambda example: []  # nobody knows what distractors would answer
+    candidates: Callable[[AnyExample], list[str]] = lambda example: []  # unknown what distractors would answer
     extract: Callable[[str], str] = str
     synthetic: str = ""
     lacks: Callable[[AnyExample], str] = lambda example: ""  # any example with gold documents can be asked
@@ -94,7 +94,7 @@ class Task:
     def choose_placements(self, n_docs: int, chosen: Sequence[str] = ()) -> list[Placement]:
         """The placements of a sweep: those chosen, written as text, or else those that the task's slots ask for.
 
-        Raises `PosgapError` where responses name slots, and there is no choice, or are more documents than names.
+        Raises `PosgapError` if responses name slots, and there is no choice, or are more documents than names.
         """
         if self.slot_names and not 2 <= n_docs <= len(self.slot_names):
             raise PosgapError(
@@ -104,7 +104,7 @@ class Task:
         return swept_placements(n_docs, self.n_gold, chosen) if chosen else self.slots.swept(n_docs, self.n_gold)
 
     def categories(self, placements: Sequence[Placement]) -> list[str]:
-        """The category of each placement; empty where there are none."""
+        """The category of each placement; empty if there are none."""
         names = [self.slots.category(placement.positions) for placement in placements]
         return names if any(names) else []
 
@@ -145,7 +145,7 @@ class Task:
     def baselines(self, names: Sequence[str], n_docs: int) -> list[Placement]:
         """What is asked beside a sweep's placements of `n_docs` documents, by the baselines' names.
 
-        Raises `PosgapError` where the task has no such baseline.
+        Raises `PosgapError` if the task has no such baseline.
         """
         for name in names:
             if not BASELINES[name].suits(self):

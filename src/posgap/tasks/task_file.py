@@ -106,12 +106,12 @@ def is_definition(name: str) -> bool:
 
 
 def is_file(name: str) -> bool:
-    """Whether the name of a task is that of a file."""
+    """Whether a task's name is a file."""
     return name.lower().endswith(ENDINGS)
 
 
 def definition_of(path: str | Path) -> str:
-    """The definition in a task's file, as JSON. Raises `PosgapError` where the file holds none."""
+    """The definition in a task's file, as JSON. Raises `PosgapError` if the file holds none."""
     from posgap.foundation import yaml_text  # late: few commands need yaml
 
     data = read_bytes(fetch_location(as_location(path)), MAX_BYTES)

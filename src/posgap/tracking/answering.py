@@ -102,7 +102,7 @@ class SweptAnswers:
     """Has the model in a folder answer prompts of its sweep again; `examples` are the sweep's by their content.
 
     The `pyfunc` of the version answers, without its thoughts: no loader of MLflow's, nor `posgap.load_model`, loads the
-    model otherwise than it does. Raises `PosgapError` where the sweep's settings make other prompts than it says.
+    model otherwise than it does. Raises `PosgapError` if the sweep's settings make other prompts than it says.
     """
 
     def __init__(self, sweep: Sweep, model: Path, examples: Mapping[str, AnyExample]):
@@ -126,7 +126,7 @@ class SweptAnswers:
 
 
 def _require_asked(sweep: Sweep, prompts: PromptSettings) -> None:
-    """Raises `PosgapError` where `asked` says otherwise than the prompts that the settings of a sweep make."""
+    """Raises `PosgapError` if `asked` says otherwise than the prompts that the settings of a sweep make."""
     for name in _OF_PROMPTS:
         said = getattr(sweep.asked, name)
         made = getattr(prompts, name)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def best_of_run(registered: "RegisteredModel", version: str, pipeline: str) -> str:
-    """The best of the candidates of a pipeline run, of which `version` is one; without those that were rolled back."""
+    """Returns the best candidate of the pipeline run that made `version`, without those that were rolled back."""
     without = champions.rolled_back(registered).keys() - {version}
     rivals = find_versions(registered.name, PIPELINE_TAG, pipeline) if pipeline else []
     rivals = [rival for rival in rivals if str(rival.version) not in without]

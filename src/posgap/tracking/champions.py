@@ -34,8 +34,8 @@ ELSEWHERE = "noticed: moved by something else than posgap"
 class Change(BaseModel):
     """A change of the champion: when (UTC), from which version to which, and why.
 
-    `previous` is the version that the alias `previous` stands for afterwards, and `run` the MLflow run that promoted;
-    empty where there is none. `tag` is the one by which it is recorded.
+    `previous` is the version of the alias `previous` afterwards, and `run` the MLflow run that promoted; empty if there
+    is none. `tag` records the change.
     """
 
     model_config = ConfigDict(extra="forbid")

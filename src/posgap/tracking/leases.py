@@ -54,7 +54,7 @@ class LeaseLost(PosgapError):
 
 
 def now() -> float:
-    """Seconds on a clock that nobody can set, and that keeps running while the machine sleeps."""
+    """Returns seconds on a clock that cannot be set and that keeps running while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -83,7 +83,7 @@ class Lease:
         self._beating = threading.Thread(target=self._beat, name="lease", daemon=True)
 
     def read_model(self) -> "RegisteredModel":
-        """The registered model as it is now; `LeaseLost` if this process no longer has the lease."""
+        """Reads the registered model's current state; raises `LeaseLost` if this process no longer has the lease."""
         model = self._fetch_model()
         self._require_time()
         if self._flag not in model.tags:

@@ -83,7 +83,7 @@ def outcome(
 
 
 def _unrecorded(message: str, reasons: Mapping[str, str], is_ended_by_hand: bool) -> list[dict[str, str]]:
-    """Returns the failed steps of a run of which MLflow has none."""
+    """Returns the failed steps of a run that MLflow has no record of."""
     if is_ended_by_hand:
         return [{"step": "", "error": _BY_HAND}]
     return [{"step": step, "error": why} for step, why in reasons.items()] or [

@@ -59,10 +59,10 @@ class Standing(NamedTuple):
 class Promotion:
     """A model folder that was admitted, and how it is to enter the registry under `name`.
 
-    `tags` are the version's. `sweep` is the folder of the sweep that admitted it, of which the run keeps a copy.
-    `asked` says how that sweep asked, and MLflow serves the version with the same settings. With `needs_approval` the
-    best candidate becomes the challenger, unless it is approved already. `despite_rollback` says why a version that was
-    rolled back may be the champion again; empty: it may not.
+    `tags` are the version's. `sweep` is the folder of the sweep that admitted it; the run keeps a copy. `asked` says
+    how that sweep asked, and MLflow serves the version with the same settings. With `needs_approval` the best candidate
+    becomes the challenger, unless it is approved already. `despite_rollback` says why a version that was rolled back
+    may be the champion again; empty: it may not.
 
     `require_current` raises if the verdict does not compare with the champion of this moment. `try_out` is called with
     the folder that the registry gives back, and raises if the version must not be used.
@@ -217,15 +217,14 @@ def _rolled_back_as(lease: Lease, version: str) -> str:
 
 
 def _despite(lease: Lease, version: str) -> str:
-    """Why a version may be the champion again although it was rolled back; empty if nobody said so of the last end of
-    its reign."""
+    """Returns why a version may be the champion again after its last rollback; empty if no reason was given."""
     ended, _, reason = get_version(lease.name, version).tags.get(DESPITE, "").partition(" ")
     of_veto = champions.ended_by(lease.read_model(), _rolled_back_as(lease, version))
     return reason if ended and ended == of_veto else ""
 
 
 def _approver(name: str, version: str) -> str:
-    """The user who approved a version; empty if nobody did."""
+    """Returns the user who approved a version; empty if it is not approved."""
     return get_version(name, version).tags.get(APPROVED, "")
 
 

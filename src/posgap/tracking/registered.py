@@ -33,7 +33,7 @@ class RegisteredVersion(Source):
 
     @property
     def device(self) -> str:
-        """The class of device on which the version was swept; empty where nobody recorded one."""
+        """Returns the class of device of the version's sweep; empty if none is recorded."""
         return self._version.tags.get(registry.DEVICE, "")
 
     def version(self) -> dict[str, str]:
@@ -45,7 +45,7 @@ class RegisteredVersion(Source):
     def fetch(self) -> Path:
         """The model's folder in the cache, into which it is downloaded once.
 
-        `PosgapError` where posgap did not register it, or the files are not those that were promoted.
+        `PosgapError` if posgap did not register it, or the files are not those that were promoted.
         """
         version = self._version
         mark = digest_of(["registered", *registry.identity(version)])[:16]

@@ -102,7 +102,7 @@ def registered_model(name: str) -> "RegisteredModel | None":
 
 
 def required_model(name: str) -> "RegisteredModel":
-    """The registered model of this name; `PosgapError` where there is none."""
+    """The registered model of this name; `PosgapError` if there is none."""
     model = registered_model(name)
     if model:
         return model

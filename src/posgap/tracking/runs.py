@@ -210,7 +210,7 @@ def _call_or_leave_out(call: "Callable[[MlflowClient], None]", retry_policy: Ret
 
 
 def _as_input(dataset: Dataset) -> "DatasetInput":
-    """The dataset as MLflow's entity, by which `mlflow.data.get_source` finds the data."""
+    """Returns the dataset as MLflow's entity, with which `mlflow.data.get_source` finds the data."""
     from mlflow.entities import Dataset as Entity
     from mlflow.entities import DatasetInput, InputTag
 
@@ -343,9 +343,9 @@ def link(run_id: str, server: str = "") -> str:
 def start_run(stage: str, tags: Mapping[str, object], out: Path) -> Iterator[Run]:
     """The MLflow run of a stage that makes `out`. If no server answers it only warns; without a server there is no run.
 
-    It joins the run that MLFLOW_RUN_ID names (set by `mlflow run`, or by KFP's MLflow plugin). Otherwise the parent of
-    the new run is the one that POSGAP_PARENT_RUN_ID names, or that of the pipeline run whose step it is. If the stage
-    fails, its description says why, and so does a tag, which is shorter. A stage that is stopped ends as KILLED.
+    It joins the run that MLFLOW_RUN_ID names (set by `mlflow run`, or by KFP's MLflow plugin). Otherwise the new run's
+    parent is POSGAP_PARENT_RUN_ID, or its pipeline run's MLflow run. If the stage fails, the description and a shorter
+    tag say why. A stage that is stopped ends as KILLED.
     """
     if not is_tracking():
         yield Run()
@@ -372,7 +372,7 @@ def start_run(stage: str, tags: Mapping[str, object], out: Path) -> Iterator[Run
 def log_unlogged(out: Path) -> None:
     """Logs what earlier commands on this output could not, and closes as KILLED the runs of those that were killed.
 
-    Nobody else may be writing the output. Where MLflow does not answer it warns; the next command tries again.
+    No other process may be writing the output. Where MLflow does not answer it warns; the next command tries again.
     """
     for folder in sorted(_unlogged_runs(out).glob("*")) if is_tracking() else ():
         file = folder / "run.json"

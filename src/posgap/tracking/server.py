@@ -100,9 +100,9 @@ def call_mlflow(
 ) -> T:
     """Calls `call` with MLflow's client, perhaps several times, and returns what it returns.
 
-    Each try may take so many `seconds`, and all together as long as `retry_policy` allows; before them a database on
-    this machine is created where it is missing, which takes a slow machine longer. Raises `NoAnswer` or
-    `RequestRefused`, a line each; the latter also where nothing is tracked.
+    Each try may take `seconds`, and all together as long as `retry_policy` allows. First a missing database on this
+    machine is created, which a slow machine takes longer for. Raises `NoAnswer` or `RequestRefused`, a line each; the
+    latter also where nothing is tracked.
     """
     if not is_tracking():
         raise RequestRefused(f"this needs MLflow: {HOW_TO_TRACK}")
@@ -124,7 +124,7 @@ def call_mlflow(
 
 
 def look_up(call: "Callable[[MlflowClient], T]") -> T | None:
-    """What `call_mlflow` returns of a call; None where the server has no such object, or takes no such name."""
+    """What `call_mlflow` returns of a call; None if the server has no such object, or takes no such name."""
     try:
         return call_mlflow(call)
     except RequestRefused as error:

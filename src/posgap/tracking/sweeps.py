@@ -12,9 +12,9 @@ log = logging.getLogger(__name__)
 
 
 def _sweep_metrics(sweep: Sweep) -> dict[str, float]:
-    """The figures by which runs and models are compared, in points with the two decimals that people read: `gap_high`
-    is the upper end of the gap's interval, `worst` the accuracy at the worst placement, and `preference` how much more
-    often than evenly the favoured slot is chosen."""
+    """Returns the figures that compare runs and models, in points with two decimals: `gap_high` is the upper end of the
+    gap's interval, `worst` the accuracy at the worst placement, and `preference` how much more often than evenly the
+    favoured slot is chosen."""
     figures = {
         "gap": sweep.gap,
         "gap_high": sweep.gap_ci95[1],

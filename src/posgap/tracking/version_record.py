@@ -24,9 +24,9 @@ class VersionRecord(files.Record):
     """The sweeps and the policy that admitted a version, and what it was made from.
 
     `sweeps` has, for candidate, base and champion, the digests of model, examples, settings and files that were judged;
-    `verdict` is the sha256 of `gate.json`, `policy` that of the policy. `base_model` is the path or name of the model
-    that it was made from, and `ancestors` are digests, or names, of all that was used. `anchor` is the number of the
-    best champion that there had been, where this version is not shown to be better than that one; else empty.
+    `verdict` and `policy` are the sha256s of `gate.json` and of the policy. `base_model` is the path or name of the
+    model that it was made from, and `ancestors` are digests, or names, of everything that was used. `anchor` is the
+    number of the best champion so far if this version is not shown to be better; else empty.
     """
 
     sweeps: dict[str, dict[str, str]]
@@ -76,8 +76,8 @@ def anchor_of(version: "ModelVersion") -> "ModelVersion | None":
 
 
 def judged_sweep(version: "ModelVersion", folder: Path) -> Path | None:
-    """The sweep with which a version was admitted, in `folder`, to which it is downloaded if need be; None if MLflow
-    does not have the files that were judged."""
+    """Returns the sweep that admitted a version, downloaded to `folder` if need be; None if MLflow lacks the judged
+    files."""
     there = folder / registry.PROMOTED_SWEEP
     record = record_of(version)
     if record is None:

@@ -115,8 +115,8 @@ _READERS = {MITIGATE_FILE: _from_mitigate, SCALING_FILE: _from_search}
 
 @torch.inference_mode()
 def _require_alike(model: PreTrainedModel, written: PreTrainedModel) -> None:
-    """`PosgapError` unless a model in which the mitigation is in force and that of the folder written say the same of
-    some tokens, but for rounding."""
+    """Raises `PosgapError` unless the model with the mitigation in force and the written folder's model agree on some
+    tokens, but for rounding."""
     ids = torch.arange(3, 19)[None] % model.config.get_text_config().vocab_size
     said, again = (each(input_ids=ids, use_cache=False).logits.double() for each in (model, written))
     off = float((again - said).norm() / said.norm())
@@ -128,8 +128,8 @@ def _require_alike(model: PreTrainedModel, written: PreTrainedModel) -> None:
 
 
 def _best(found: list[MitigationOutcome], name: str, where: str, certain: bool) -> MitigationOutcome:
-    """The mitigation of that name, or the best that was measured and a model can have; if `certain`, of those that are
-    better than the model as it is for certain."""
+    """Returns the mitigation of that name, or the best measured mitigation of models; if `certain`, only among those
+    certainly better than the unmodified model."""
     if name:
         named = [each for each in found if each.name == name and each.tried]
         if not named:

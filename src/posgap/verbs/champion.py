@@ -49,7 +49,7 @@ class _CachedSweepConfig(SweepConfig):
 
 
 class SweptVersion(Record):
-    """What `champion.json` says: which version of a registered model was swept; null where there was no champion.
+    """What `champion.json` says: which version of a registered model was swept; null if there was no champion.
 
     `promoted_mean_ci95` is the interval of its mean when it was promoted, where MLflow knows it.
     """
@@ -63,8 +63,8 @@ class SweptVersion(Record):
 def champion(config: ChampionConfig, out: Path, run: Run) -> None:
     """Writes a sweep of the registered champion, and `champion.json`: its name and version.
 
-    It is asked as the sweep `like` was, else as when it was promoted. Where the registered model has no champion there
-    is no sweep, and the version is null. `PosgapError` where it cannot be swept, or nobody knows how it was asked.
+    It is asked as the sweep `like` was, else as when it was promoted. If the registered model has no champion there is
+    no sweep, and the version is null. `PosgapError` if it cannot be swept, or its settings are unknown.
     """
     version = registry.get_version(config.name, config.version) if config.version else registry.to_beat(config.name)
     if version is None:
@@ -99,7 +99,7 @@ def sweep_like(version: "ModelVersion", like: Location, examples: Location | Non
     """A sweep of a registered version that was asked as another sweep: the one it was promoted with, or a new one; and
     so of its guards.
 
-    Where the best champion up to that version is another one, its sweep lies in the folder, as `anchor`. `examples` are
+    If the best champion up to that version is another one, its sweep lies in the folder, as `anchor`. `examples` are
     those of the other sweep, where its manifest does not say where they are.
     """
     parts = _sweep_with_guards(version, like, examples)
@@ -175,7 +175,7 @@ def _sweep_one_like(version: "ModelVersion", like: Path, examples: Location | No
     if examples is None:
         raise PosgapError(
             f"{version.name} version {version.version}: was not swept on the candidate's examples, and {like} does not "
-            "say where these are; give them with --examples"
+            "name their file; give it with --examples"
         )
     return _sweep_version(version, asked, examples, asked.examples_digest)
 
@@ -197,7 +197,7 @@ def _folder(version: "ModelVersion") -> Path:
 
 
 def _promoted_with(version: "ModelVersion") -> Path | None:
-    """The sweep with which a version was promoted, as MLflow keeps it; None where it is not there, or was changed."""
+    """The sweep with which a version was promoted, as MLflow keeps it; None if it is not there, or was changed."""
     folder = _folder(version)
     run = version.tags.get(registry.PROMOTION_RUN, "")
     kept = folder / f"sweep-{digest_of(run)[:16]}"
@@ -217,7 +217,7 @@ def _sweep_version(version: "ModelVersion", like: Sweep, examples: Location, con
     settings = like.settings | {"shard": "", "label": "champion"}
     if not BACKENDS[settings.get("backend", SweepConfig.default("backend"))].local:
         raise PosgapError(
-            f"{where}: the candidate was swept at an endpoint, where the champion is not; sweep the champion there in "
+            f"{where}: the candidate was swept at an endpoint, the champion was not; sweep the champion there in "
             "the same way, and give its folder as --champion"
         )
     log.info("the champion is swept on %s", examples)

@@ -47,7 +47,7 @@ CHECK_FILE, PAGE_FILE, MADE_FILE = "check.json", "check.html", "examples.jsonl"
 def check(config: CheckConfig) -> Verdict:
     """Writes a sweep and its verdict, `check.json` and `check.html`, into `config.out`.
 
-    Prints the curve and the verdict. Raises `GateRefusal` where the model breaks a rule, and `NotEnoughEvidence` where
+    Prints the curve and the verdict. Raises `GateRefusal` if the model breaks a rule, and `NotEnoughEvidence` where
     it may.
     """
     with RunFolder(config, "check") as output:

@@ -40,7 +40,7 @@ _WITHOUT = {
 }
 
 
-_NOT_TWO = "that do not rest on two documents, of which each is there and told from others of its title"
+_NOT_TWO = "that do not rest on two documents that are both there and have unique titles"
 
 
 def data_import(config: ImportConfig) -> Location:

@@ -12,7 +12,7 @@ from posgap.options.plan_gate import PlanGateConfig
 def policy_of(config: GateConfig | CheckConfig | PlanGateConfig) -> Policy:
     """The policy that a gate judges by: its file's, or else the one that its options make.
 
-    With a file no option has a say: `PosgapError` where one is neither its default nor what the policy says.
+    With a file no option has a say: `PosgapError` if one is neither its default nor what the policy says.
     """
     options = Policy.of(config)
     if config.policy is None:
@@ -30,9 +30,9 @@ def policy_of(config: GateConfig | CheckConfig | PlanGateConfig) -> Policy:
 
 
 def policy_file(config: GateConfig) -> Location | None:
-    """The file of the policy that a gate judges by; None where its options are the policy.
+    """The file of the policy that a gate judges by; None if its options are the policy.
 
-    It is the policy of the registered model that the candidate is for, where that has one: `PosgapError` where
+    It is the policy of the registered model that the candidate is for, where that has one: `PosgapError` if
     another is given beside it.
     """
     own = registered_policy(config.name) if config.name else None

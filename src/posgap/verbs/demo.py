@@ -116,7 +116,8 @@ def _compare_elsewhere(base: Evidence, candidate: Evidence, examples: Path, out:
 
 
 def _sweep_at(like: Evidence, n_docs: int, examples: Path, out: Path) -> Evidence:
-    """Sweeps a model's first, middle and last position in prompts of so many documents, otherwise asked as before."""
+    """Sweeps a model's first, middle and last position in prompts of this many documents, with otherwise unchanged
+    settings."""
     asked = {name: like.sweep.settings[name] for name in ("task", "backend", "max_new_tokens", "dtype", "seed")}
     config = SweepConfig(
         **asked,

@@ -70,7 +70,7 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
 
     Checkpoints and teacher states lie in `config.work` while it runs, by default beside `out`;
     checkpoints are removed by what it returns, when the model is complete.
-    Where a loss is not finite, `non_finite.json` names the prompts at fault.
+    If a loss is not finite, `non_finite.json` names the prompts at fault.
     """
     set_seed(config.seed)
     torch.set_float32_matmul_precision("high" if config.dtype == "tf32" else "highest")
@@ -144,7 +144,7 @@ def _warn_before_training(
     config: DistillConfig, model: PreTrainedModel, schedule: Schedule, updates: int, accelerator: Accelerator
 ) -> None:
     """Warns where so few updates cannot move the model, or where DeepSpeed begins with rounded weights; raises
-    `PosgapError` where many updates at a rate that was given cannot."""
+    `PosgapError` if many updates at a rate that was given cannot."""
     if METHODS[config.method].needs_teacher:
         _tell(logging.WARNING, describe_poor_teacher(config.responses))
     movement = Movement.estimate(model.config, updates, schedule.reach(updates))
@@ -201,7 +201,7 @@ def _read_data(config: DistillConfig) -> tuple[list[Pair], Collator]:
 
 
 def _require_rope_of_length(config: DistillConfig, collate: Collator) -> None:
-    """Raises `PosgapError` where RoPE follows the length, and would not be as it is when the model answers."""
+    """Raises `PosgapError` if RoPE depends on the length and would differ from that during generation."""
     rope = RopeLengths.from_config(load_config(config.model))
     if rope:
         # Where the teacher reads; at other placements a prompt has a few tokens more or less, which its batch shows.

@@ -34,8 +34,8 @@ MARKS = {"yes": "✓", "no": "–", "untested": "?", "broken": "✗"}
 
 
 class Finding(NamedTuple):
-    """One part: whether it is there (`yes`), not there and not asked for (`no`), there in a version that nobody has
-    tried (`untested`), or asked for and of no use (`broken`); what was seen; and what to do, where something can be."""
+    """One part: whether it is there (`yes`), not there and not asked for (`no`), there in an untested version
+    (`untested`), or asked for and not working (`broken`); what was seen; and what to do, if anything."""
 
     part: str
     state: Literal["yes", "no", "untested", "broken"]
@@ -45,8 +45,8 @@ class Finding(NamedTuple):
 
 @with_local_paths
 def doctor(config: DoctorConfig) -> None:
-    """Prints what this machine can do, or of a model what it applies. Raises `Findings` where something configured does
-    not work, and `PosgapError` where a model does not apply what its config says."""
+    """Prints what this machine can do, or of a model what it applies. Raises `Findings` if something configured does
+    not work, and `PosgapError` if a model does not apply what its config says."""
     if config.model:
         from posgap.scaling.serve_check import serve_check
 
@@ -122,7 +122,7 @@ def _bfloat16() -> Finding:
     flag = bfloat16_of_cpu()
     if flag:
         seen = f"the processor computes it ({flag}): models of {MIN_PARAMETERS // 10**6} million parameters or more "
-        return Finding("bfloat16", "yes", f"{seen}generate in it where no GPU does")
+        return Finding("bfloat16", "yes", f"{seen}generate in it without a GPU")
     return Finding("bfloat16", "no", "this processor does not compute it: without a GPU models generate in float32")
 
 

@@ -83,7 +83,7 @@ def _count_documents(examples: Sequence[AnyExample]) -> int:
 
 
 def _choose_positions(config: SweepVerbConfig, n_docs: int, examples: int) -> list[str]:
-    """Returns the positions at which so many examples are asked; the fewest examples at fewer."""
+    """Chooses the positions for this number of examples; the fewest examples get fewer positions."""
     task = TASKS[config.task]
     if config.positions or task.n_gold > 1 or task.slot_names:
         return config.positions
@@ -137,7 +137,7 @@ def _choose_size(config: SweepVerbConfig, builder: TextPromptBuilder, generator:
     """Times an example of each size, the shortest first, and returns the largest that leaves time until `ends` of the
     monotonic clock, or else the shortest. Twice as many documents are taken to need twice the time or more.
 
-    Raises `PosgapError` where none fits into the model's context, or none gets an answer.
+    Raises `PosgapError` if none fits into the model's context, or none gets an answer.
     """
     sizes = [config.n_docs] if "n_docs" in config.model_fields_set else SIZES
     if TASKS[config.task].slot_names and len(sizes) > 1:
@@ -175,7 +175,7 @@ def _build_prompts(config: SweepVerbConfig, builder: TextPromptBuilder, n_docs: 
 def _time(
     config: SweepVerbConfig, builder: TextPromptBuilder, generator: Generator, prompts: Sequence[Prompt]
 ) -> float:
-    """Returns the seconds that each of an example's prompts takes, asked together as a sweep does. `PosgapError` where
+    """Returns the seconds that each of an example's prompts takes, asked together as a sweep does. `PosgapError` if
     none gets an answer: no sweep would come of it."""
     began = time.monotonic()
     completions = [completion for _, _, completion in generator.generate([prompts], Sampling.for_builder(builder))]

@@ -39,11 +39,11 @@ _PACKAGES = ("accelerate", "great-expectations", "kfp", "mlflow", "numpy", "torc
 def stage(work: Work[C], name: str = "") -> Callable[[C], Location]:
     """Turns `work(config, out, run)`, which writes into the folder `out`, into a stage, called as `work` is or `name`.
 
-    The stage takes the config alone and returns `config.out`. It does nothing where that folder
+    The stage takes the config alone and returns `config.out`. It does nothing if that folder
     is complete for the same inputs, config and version, unless `force` is set. `work` writes into
     a temporary folder that takes its place when everything is in it, the manifest last; what it
     kept in `files.work_folder`, to go on after an interruption, is then removed, and what it
-    returned is called, to remove what it kept elsewhere. Where `work` raises `Rejection`, what it
+    returned is called, to remove what it kept elsewhere. If `work` raises `Rejection`, what it
     wrote is kept beside it as `<out>.rejected`.
 
     Before any work `PosgapError` refuses a place that the output must not take (`require_place`),
@@ -242,7 +242,7 @@ def is_complete(name: str, config: StageConfig) -> bool:
 
 
 def stale_reason(out: Location, identity: str) -> str:
-    """Why what is at `out` is not the complete output of this identity; empty where it is.
+    """Why what is at `out` is not the complete output of this identity; empty if it is.
 
     It looks at names and sizes of files, and hashes none.
     """

@@ -89,8 +89,8 @@ def _champion_sweep(config: GateConfig) -> Location | None:
 
 @functools.partial(stage, name="gate")
 def _write_verdict(config: GateConfig, out: Path, run: Run) -> None:
-    """Writes `gate.json` (each rule with threshold, value and outcome, and the verdict), that for people as `gate.md`
-    and, with the curves, `gate.html`, and copies of what it rests on, by which it can be judged again.
+    """Writes `gate.json` (the verdict, and each rule with threshold, value and outcome), `gate.md` and, with the
+    curves, `gate.html` for people, and copies of the evidence, so that it can be judged again.
 
     Where the environment holds a key the verdict's signature lies beside it.
     """

@@ -37,7 +37,7 @@ def guard_config(config: SweepConfig, name: str, guard: Guard) -> SweepConfig:
 
 
 def why_not_asked(builder: TextPromptBuilder, config: SweepConfig, examples: Sequence[AnyExample]) -> str:
-    """Why the examples do not make prompts of so many documents; empty if they do."""
+    """Returns why the examples do not make prompts of this many documents; empty if they do."""
     try:
         for placement in builder.task.choose_placements(config.n_docs, config.positions):
             for example in examples[: config.limit]:

@@ -44,8 +44,8 @@ log = logging.getLogger(__name__)
 @stage
 @resumable()
 def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
-    """Writes `mitigate.json`, `mitigate.html`, the held-out examples, and in `sweeps/` a sweep of them for the model as
-    it is (`base`) and for each mitigation that was measured.
+    """Writes `mitigate.json`, `mitigate.html`, the held-out examples, and in `sweeps/` a sweep of them for the
+    unmodified model (`base`) and for each measured mitigation.
 
     What was tried is kept beside `out`; a comparison that was interrupted goes on from there.
     """

@@ -18,7 +18,7 @@ def pipeline_compile(config: PipelineCompileConfig) -> None:
     it goes to standard output. Prints or logs what a run would ask of the cluster, and warnings.
 
     A file replaces an older compilation of the same pipeline; any other file only if `config.force` is set, which is
-    told before the pipeline is compiled. Raises `PosgapError` where every run would fail for how it is compiled.
+    told before the pipeline is compiled. Raises `PosgapError` if every run would fail for how it is compiled.
     """
     made = pipeline(config.pipeline)
 

@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 
 @with_local_paths
 def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
-    """Says what ways to train take of each GPU or of the CPU, up to the first that fits, which it suggests, and those
-    that spread the same work otherwise; and how far so many updates can move the model. JSON goes to stdout.
+    """Says what ways to train take of each GPU or of the CPU, up to the first that fits, which it suggests, and other
+    ways to spread the same work; and how far the updates can move the model. JSON goes to stdout.
 
     Raises `PosgapError` if none does.
     """
@@ -137,8 +137,8 @@ def _with_machine(config: PlanDistillConfig) -> PlanDistillConfig:
 
 
 def measured_tflops(width: int = 1024, seconds: float = 0.3) -> float:
-    """Returns what products of matrices in float32 reach on this machine's CPU, in TFLOP/s: the quickest of those that
-    fit into so many seconds."""
+    """Measures products of float32 matrices on this machine's CPU, in TFLOP/s: the quickest that fits into the given
+    seconds."""
     a = torch.ones(width, width)
     quickest = inf
     end = time.perf_counter() + seconds

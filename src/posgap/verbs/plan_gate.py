@@ -21,9 +21,9 @@ def plan_gate(config: PlanGateConfig) -> dict:
     """Says how many examples each rule needs so that a flat model which lost nothing passes it in `config.power`, and
     how many the policy needs so that it passes all of them so often, by simulated sweeps.
 
-    JSON goes to stdout: `examples` of each rule and of the `policy`, null where no number is enough, and the `range` in
-    which the policy's lies with 95 %, since the sweeps are drawn at random. `check` is of the rules that need no base,
-    by which `posgap check` judges.
+    JSON goes to stdout: `examples` of each rule and of the `policy`, null if no number is enough, and the `range` in
+    which the policy's lies with 95 %, since the sweeps are drawn at random. `check` is for `posgap check`, whose rules
+    need no base.
     """
     assumed = assumptions_from_config(config)
     rules = asked_rules(policy_of(config))

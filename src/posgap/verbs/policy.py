@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 
 @with_local_paths
 def policy(config: PolicyConfig) -> None:
-    """Makes a key, gives a registered model the policy of a file, or prints its policy, or that of a gate without
-    options. What a file leaves out is kept with the defaults of today."""
+    """Makes a key, gives a registered model the policy of a file, or prints its policy or the default one. Fields that
+    a file leaves out are stored with today's defaults."""
     if config.keygen:
         keygen(config.keygen)
     elif config.file:

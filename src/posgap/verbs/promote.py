@@ -77,14 +77,14 @@ def promote(config: PromoteConfig) -> Location:
 def _register(config: PromoteConfig, out: Path, run: Run) -> None:
     """Registers the model with alias `champion` and writes `promotion.json`.
 
-    Where several candidates of one pipeline run are promoted, the alias ends at the best of them, whichever comes
+    If several candidates of one pipeline run are promoted, the alias ends at the best of them, whichever comes
     first. The kept evidence is judged again, by the policy that the name has of its own if there is one, with every
     response scored again. Before an alias moves, the version as the registry gives it back answers prompts of the
     sweep.
 
-    Raises what the verdict says, and moves no alias, where the model is not admitted; `PosgapError` where sweep and
-    model do not belong together, the version answers otherwise or cannot be tried, the verdict is on another champion
-    than that of today, or a signature is missing that a policy asks for.
+    Raises what the verdict says, and moves no alias, where the model is not admitted; `PosgapError` if sweep and model
+    do not belong together, the version answers otherwise or cannot be tried, the verdict compares with another champion
+    than today's, or a required signature is missing.
     """
     examples_of = config.sweep
     with private_verdict(config.gate, JUDGED_FILES) as gate, private_sweeps({"sweep": config.sweep}) as copies:
@@ -92,7 +92,7 @@ def _register(config: PromoteConfig, out: Path, run: Run) -> None:
 
 
 def _promote_judged(config: PromoteConfig, manifest_of: Path, out: Path, run: Run) -> None:
-    """Promotes by copies of gate and sweep that nobody else can change; `manifest_of` is where the sweep lies."""
+    """Promotes by private copies of gate and sweep; `manifest_of` is the sweep's original folder."""
     from posgap.models.registrable import require_registrable  # torch
 
     verdict = replay_verdict(config.gate)
@@ -163,7 +163,7 @@ def _require_admitted(verdict: Verdict, what: str, run: Run) -> None:
 
 
 def _require_lasting(verdict: Verdict, config: PromoteConfig, policies: Sequence[Policy]) -> None:
-    """`PosgapError` where a verdict is for another name, too old, or without a signature that a policy asks for."""
+    """`PosgapError` if a verdict is for another name, too old, or without a signature that a policy asks for."""
     require_valid(verdict, config.name, policies, config.gate)
     for signed_by in {policy.signed_by for policy in policies if policy.signed_by}:
         require_signed(config.gate / GATE_FILE, signed_by, f"the policy of {config.name}")

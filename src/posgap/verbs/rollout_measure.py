@@ -185,5 +185,5 @@ def _sequences(config: RolloutMeasureConfig, builder: PromptBuilder | None, posi
     if not builder:
         return read_text(config.texts, load_tokenizer(config.model), config.length, config.limit)
     if config.length:
-        raise PosgapError("length: is that of plain texts, and prompts are measured whole; leave it out, or the `task`")
+        raise PosgapError("length: is for plain texts; prompts are measured whole; leave out `length` or `task`")
     return read_prompts(config.texts, builder, config.n_docs, config.limit, positions)

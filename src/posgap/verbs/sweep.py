@@ -95,8 +95,8 @@ def sweep_model(config: SweepConfig, generator: Generator | None = None, earlier
     `generator` of the model that is open already answers in place of the config's own. What an `earlier` sweep of fewer
     of the examples has is not asked again.
 
-    A complete sweep of an endpoint is reused where that says that it is still what it was, or says nothing. One that
-    was made when more could go unanswered is left as it is, and refused.
+    A complete sweep of an endpoint is reused if the endpoint says that its model is unchanged, or says nothing. A sweep
+    with more unanswered prompts than now allowed is kept, and refused.
     """
     if config.estimate:
         words = _estimate(config)
@@ -208,7 +208,7 @@ def _sweep_guards(
 
 
 def _write_figures(sweep_run: SweepRun, place: Path, out: Path, run: Run) -> Sweep:
-    """Writes the folder `place` of a sweep, and returns its figures. Where too little is answered, `out` keeps what
+    """Writes the folder `place` of a sweep, and returns its figures. If too little is answered, `out` keeps what
     is."""
     settings = sweep_run.settings
     model = settings.model

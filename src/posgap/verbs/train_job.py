@@ -63,8 +63,8 @@ def train_job(config: TrainJobConfig) -> Location:
 
 
 def _reachable(source: Source, place: str) -> str:
-    """A location of an input that the pods can read: its own, which KFP may have brought to this step's pod, or
-    `place`, to which a local input is uploaded."""
+    """Returns an input's location that the pods can read: its own (KFP may have brought it to this step's pod), or
+    `place` after uploading a local input."""
     there = with_uris(str(source.location))
     if not isinstance(source.location, Path) or is_uri(there):
         return there

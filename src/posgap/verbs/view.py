@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
     @property
     def gap(self) -> float:
-        """The sweep's gap; 0 where there is none."""
+        """The sweep's gap; 0 if there is none."""
         return self.sweep.gap if self.sweep else 0.0
 
     @property
@@ -52,7 +52,7 @@ class Row(NamedTuple):
 
     @property
     def points(self) -> str:
-        """The curve of single positions for a picture of 100 by 100; empty where there is none."""
+        """The curve of single positions for a picture of 100 by 100; empty if there is none."""
         s = self.sweep
         if not s or len(s.placements) < 2:
             return ""
@@ -139,7 +139,7 @@ def _mitigate_row(folder: Path, name: str) -> Row:
 
 
 def _read_part(folder: Path, part: str) -> Sweep | None:
-    """The sweep of this name in a folder; None where it is not there."""
+    """The sweep of this name in a folder; None if it is not there."""
     return read_sweep(folder / part) if (folder / part / SWEEP_FILE).is_file() else None
 
 

@@ -1,6 +1,6 @@
-"""`posgap watch`: does the registered champion still keep its policy, on data that nobody had when it was promoted?
+"""`posgap watch`: does the registered champion still keep its policy on data newer than its promotion?
 
-Where it does not, that ends the run, and starts the mitigation pipeline if it is to.
+If it does not, that ends the run, and starts the mitigation pipeline if it is to.
 """
 
 import functools
@@ -44,10 +44,10 @@ KEEPS = {
 def watch(config: WatchConfig) -> Location:
     """Writes `watch.json` and `watch.md`: whether a champion, as `champion` swept it, keeps the policy of its name.
 
-    Where the name has no policy, the one by which the version was admitted counts. Of its rules those are asked that
-    need no reference; and the mean must not certainly be lower than at promotion by more than `mean_tolerance`. The
-    version is tagged with the outcome. Raises `LeftPolicy`, and keeps both files beside the output, where the champion
-    fails; the mitigation pipeline is started on the KFP server then, if `mitigate` has its parameters.
+    If the name has no policy, the one that admitted the version counts. Rules without a reference apply, and the mean
+    must not be certainly lower than at promotion by more than `mean_tolerance`. The version is tagged with the outcome.
+    If the champion fails, raises `LeftPolicy`, keeps both files beside the output, and starts the mitigation pipeline
+    on the KFP server if `mitigate` has its parameters.
     """
     try:
         return _judge_champion(config)
@@ -88,8 +88,8 @@ def _judge_champion(config: WatchConfig, out: Path, run: Run) -> None:
 
 
 def _policy_of(version: "ModelVersion") -> Policy:
-    """The policy of the registered model, else the one by which this version was admitted; of any data, since fresh
-    data are others than it may name."""
+    """Returns the registered model's policy, else the one that admitted this version, without its `data`, since fresh
+    data differ."""
     admitted_by = version.tags.get(registry.POLICY, "{}").encode()
     policy = registered_policy(version.name)
     policy = policy or parsed_policy(admitted_by, f"policy of {version.name} version {version.version}")

@@ -351,7 +351,7 @@ def test_a_mitigation_of_given_settings_is_applied_to_the_model_it_suits(config,
     for wrong, said in (({"factors": [1.5]}, "layers"), ({"fators": [1]}, "`factors` is missing")):
         with pytest.raises(PosgapError, match=said):
             apply(ApplyConfig(**given | {"out": tmp_path / "wrong"}, mitigation_settings=wrong))
-    with pytest.raises(PosgapError, match="works on what is asked"):
+    with pytest.raises(PosgapError, match="changes prompts, not models"):
         apply(ApplyConfig(**given | {"mitigation": "reversed", "out": tmp_path / "wrong"}))
 
 

@@ -37,12 +37,12 @@ class Clock:
         return CHOOSING * self.budget
 
     def end_of_share(self, parts: float) -> float:
-        """Returns when one of so many equal parts of the time that is left for choosing ends."""
+        """Splits the time left for choosing into this number of equal parts, and returns the end of the first."""
         return self.seconds_spent + max(0.0, self.choosing_ends - self.seconds_spent) / parts
 
 
 def fit_examples(asked: int, total: int, seconds_each: float, left: float) -> int:
-    """Returns how many examples of a total to ask, of which some are asked, so that the others fit into the seconds
-    that are left; no more than are asked where that would be few more."""
+    """Returns how many of all examples to ask, so that those not yet asked fit into the seconds left; only those asked
+    if the rest would be few."""
     fit = min(total, asked + int(max(0.0, left) / seconds_each)) if seconds_each else total
     return fit if fit == total or fit >= _MORE * asked else asked

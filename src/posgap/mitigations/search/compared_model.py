@@ -1,4 +1,4 @@
-"""The model whose mitigations are compared: how it is asked as it is, and under each of them."""
+"""The model whose mitigations are compared: how it is asked unmodified, and under each of them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,8 +28,8 @@ BASE = "base"  # the model as it is
 class ComparedModel:
     """A model with what makes its prompts: one `in_memory`, or one that only answers prompts, `elsewhere`.
 
-    `settings` are those of its sweep on all examples, without a mitigation. Where examples have an order of their own,
-    that of a retriever, `as_retrieved` asks them in it, and mitigations are to gain over that.
+    `settings` are its sweep's on all examples, without a mitigation. If examples have a retriever's order,
+    `as_retrieved` asks them in it, and mitigations must gain over that.
     """
 
     settings: SweepSettings
@@ -93,7 +93,7 @@ class ComparedModel:
 
     @contextmanager
     def with_mitigation(self, name: str, settings: Settings | None) -> Iterator[Generator]:
-        """Within the block the model is as a mitigation has it, or as it is; yields what answers prompts."""
+        """Applies a mitigation, or none, within the block; yields the generator."""
         if self.elsewhere is not None:
             yield self.elsewhere
             return

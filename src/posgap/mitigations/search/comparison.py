@@ -1,5 +1,5 @@
-"""A comparison under way: the model as it is and under mitigations answers both halves of the examples, and all answers
-are kept beside the output as they come, so that who was interrupted goes on."""
+"""A comparison under way: the model answers both halves of the examples, unmodified and under mitigations. All answers
+are kept beside the output as they come, so an interrupted comparison resumes."""
 
 import json
 import logging
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class Trial(Record):
-    """Settings of a mitigation, or the model as it is, and their mean accuracy in points on the selection half."""
+    """Settings of a mitigation, or the unmodified model, and their mean accuracy in points on the selection half."""
 
     name: str
     settings: dict
@@ -92,8 +92,7 @@ class Comparison:
         self._resume()
 
     def try_base(self, until: float) -> Trial:
-        """Tries the model as it is, on as many of the selection's examples as it reaches before `until`; the others are
-        left out."""
+        """Tries the unmodified model on the selection's examples until `until`; the rest are left out."""
         if self.has_tried(BASE):
             return self.try_settings(BASE)
         size = self.state.sizes.get("selection", MIN_EXAMPLES)
@@ -113,7 +112,7 @@ class Comparison:
         return self._note(BASE, None, sweep_run)
 
     def try_settings(self, name: str, settings: Settings | None = None) -> Trial:
-        """Returns the trial of a mitigation's settings, or of the model as it is, on the selection's examples."""
+        """Returns the trial of a mitigation's settings, or of the unmodified model, on the selection's examples."""
         key = _trial_key(name, settings)
         if key not in self.state.trials:
             self.state.began.setdefault(key, self.clock.seconds_spent)
@@ -143,7 +142,7 @@ class Comparison:
         return each * self.model.sweeps_per_trial
 
     def fit_held_out(self, finalists: Sequence[MitigationOutcome]) -> None:
-        """Leaves the held-out examples out for which there is no time to ask the model as it is, and all finalists."""
+        """Drops held-out examples until there is time to ask the unmodified model and all finalists."""
         if "held_out" in self.state.sizes:
             return
         self._hold_out_the_rest()
@@ -162,7 +161,7 @@ class Comparison:
             )
 
     def sweep_held_out(self, name: str, settings: Settings | None, out: Path) -> Evidence:
-        """Sweeps the held-out examples under a mitigation, or with the model as it is, into the folder `out`."""
+        """Sweeps the held-out examples, under a mitigation or with the unmodified model, into the folder `out`."""
         sweep_run, factors = self._answer_half("held_out", name, settings)
         sweep = sweep_run.summarize(name, factors)
         predictions = sweep_run.predictions
@@ -212,8 +211,8 @@ class Comparison:
         self.save_state()
 
     def _answer_half(self, half: str, name: str, settings: Settings | None) -> tuple[SweepRun, Sequence | None]:
-        """Sweeps a half of the examples under a mitigation, or with the model as it is. Returns that, and the RoPE
-        factors that are then in force."""
+        """Sweeps a half of the examples under a mitigation, or with the unmodified model. Returns the sweep and its
+        RoPE factors."""
         model = self.model
         examples = getattr(self.splits, half)
         placements = model.trial_placements if half == "selection" else model.placements
@@ -251,7 +250,7 @@ class Comparison:
         return self.model_digest
 
     def _require_answers(self, name: str, half: str, sweep_run: SweepRun) -> None:
-        """Raises `PosgapError` where an endpoint left more unanswered at a placement than may be: as wrong answers they
+        """Raises `PosgapError` if an endpoint left more unanswered at a placement than may be: as wrong answers they
         would count for or against a mitigation."""
         most = self.model.settings.max_unanswered
         unanswered = Counter(str(row["placement"]) for row in sweep_run.predictions if "outcome" in row)
@@ -265,7 +264,7 @@ class Comparison:
             )
 
     def _require_same(self, now: EndpointIdentity) -> None:
-        """Raises `EndpointChanged` where an endpoint says that it is another than it said before."""
+        """Raises `EndpointChanged` if an endpoint says that it is another than it said before."""
         access = self.model.settings.access
         before = self.state.served
         for name in MUST_STAY[access.parameters["identity"]]:

@@ -21,7 +21,7 @@ class GainRow(NamedTuple):
 
 
 def write_comparison(result: MitigateResult, sweeps: Sequence[Sweep], out: Path) -> None:
-    """Writes `mitigate.html`. Of `sweeps` the first is of the model as it is."""
+    """Writes `mitigate.html`. The first of `sweeps` is the unmodified model's."""
     shown = gain_rows(result)
     text = render_page(
         "posgap.mitigations.search",

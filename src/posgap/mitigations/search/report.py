@@ -47,8 +47,7 @@ class RetrievedGain(Record):
 class Measurement(Record):
     """A mitigation on the held-out examples: the difference to the model as it is, whose intervals hold for all that
     were measured together, also as retrieved, where there is a retriever's order; what an answer costs, None of a model
-    elsewhere, and prompt tokens an answer, as a multiple; None where nobody counted. An answer takes so many `calls`,
-    of which each is a prompt."""
+    elsewhere, and prompt tokens an answer, as a multiple; None if nobody counted. An answer takes `calls` prompts."""
 
     difference: Difference
     over_retrieved: RetrievedGain | None = None
@@ -61,7 +60,7 @@ class Measurement(Record):
 
     @property
     def relative_cost(self) -> float:
-        """The cost of an answer, as a multiple: time, or of a model elsewhere tokens, or calls where nobody counted."""
+        """Returns the cost of an answer as a multiple: of time, else (a remote model) of tokens, else of calls."""
         return self.cost.answer if self.cost else self.tokens or self.calls
 
     @property
@@ -87,9 +86,9 @@ class Measurement(Record):
 
 
 class MitigationOutcome(Record):
-    """A mitigation by its name and the settings that did best. Gains are in mean accuracy over the model as it is, in
+    """A mitigation by its name and the settings that did best. Gains are in mean accuracy over the unmodified model, in
     points: on the examples on which its settings were tried (`selection_gain`, the best of `tried`, so too high), and
-    in `measured` on held-out examples. `reason` says why it was not tried or not measured; empty where it was.
+    in `measured` on held-out examples. `reason` says why it was not tried or not measured; empty if it was.
     `order_free` says that the order of documents makes no difference, so that its gap of 0 is no gain. To have it,
     there is a `usage_command`, or `usage_code` for the application that asks."""
 
@@ -198,7 +197,7 @@ class RetrievedOrder(Record):
         return f"Position costs {points}" if low > 0 else f"Whether position costs anything cannot be told: {points}"
 
     def sentences(self, examples: int) -> list[str]:
-        """How many of so many questions are right, and how many position costs."""
+        """Says how many questions are right, and how many position costs."""
         right = f"{self.accuracy:.1f} % of {examples} questions ({self.ci95[0]:.1f} to {self.ci95[1]:.1f})"
         said = [f"As retrieved the model answers {right}."]
         if self.moved:
@@ -211,7 +210,7 @@ class MitigateResult(Record):
     """The whole comparison. `examples` are the sizes of the halves, `chosen_by` the contents of those by which settings
     were chosen: on them the model is not to be measured with a mitigation. `seconds` of the budget were spent. The
     backend that asked the model `elsewhere`; empty for a model in memory. `choice` is the mitigation to take: of those
-    that are better for certain the one that gains most; empty where there is none."""
+    that are better for certain the one that gains most; empty if there is none."""
 
     model: str
     model_digest: str
@@ -258,8 +257,8 @@ class MitigateResult(Record):
 
     @property
     def advice(self) -> str:
-        """What to do: take what helps most; ask more questions where a gain may be there; else leave the model as it
-        is."""
+        """Says what to do: take what helps most; ask more questions if there may be a gain; else leave the model
+        unmodified."""
         if self.helpful_outcomes:
             best = self.helpful_outcomes[0]
             return f"{best.name} helps: {best.gains}"
@@ -323,7 +322,7 @@ def usage_command(found: MitigationOutcome, settings: SweepSettings) -> str:
 
 def usage_code(found: MitigationOutcome, model: str = "") -> str:
     """Returns what an application does in plain Python, around its function if the `model` is one that takes passages;
-    empty where it cannot."""
+    empty if it cannot."""
     if MITIGATIONS[found.name].of_model:
         return ""
     mitigation = PROMPT_MITIGATIONS[found.name]

@@ -14,7 +14,7 @@ from posgap.tasks.task import AS_RETRIEVED
 
 
 def compare_to_retrieved(mitigated: Evidence, base: Evidence, measured: int) -> RetrievedGain:
-    """Compares a mitigation with the model as it is, both as retrieved, on the same examples in the same order. The
+    """Compares a mitigation with the unmodified model, both as retrieved, on the same examples in the same order. The
     interval is one of `measured` that hold together (Bonferroni)."""
     new = mitigated.baselines[AS_RETRIEVED.name].scores
     old = base.baselines[AS_RETRIEVED.name].scores

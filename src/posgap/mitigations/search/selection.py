@@ -26,7 +26,7 @@ def choose_settings(mitigations: Sequence[Mitigation], comparison: Comparison) -
     """Returns what was found of every mitigation: each tries settings in an equal share of the time that is left for
     choosing, the first of all in any case.
 
-    Raises `PosgapError` where the model can have none of them.
+    Raises `PosgapError` if the model can have none of them.
     """
     possible = [mitigation for mitigation in mitigations if not comparison.model.why_not(mitigation)]
     base = comparison.try_base(comparison.clock.end_of_share(1 + TRIALS * len(possible)))

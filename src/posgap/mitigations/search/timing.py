@@ -1,4 +1,4 @@
-"""What a mitigation takes beside the model as it is: time to read a prompt and to write a token, and memory."""
+"""Measures a mitigation's cost beside the unmodified model: time to read a prompt and to write a token, and memory."""
 
 import time
 from collections.abc import Sequence
