@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 
 import pytest
@@ -524,3 +525,29 @@ def test_examples_whose_other_documents_answer_too_are_not_taken(tmp_path, monke
     verdict, _ = decide(tmp_path, new, old, allow=["distractors"])
     assert verdict.passed and verdict.asked_otherwise == ["distractors"]
     assert replay_verdict(tmp_path / "gate") == verdict and "Distractors hold answers" in markdown(verdict)
+
+
+def test_one_record_beside_the_gold_one_may_not_have_its_value(tmp_path, monkeypatch):
+    """A model that says the first value whatever is asked was right at every position: the first other record had
+    the value too, and fewer than half of the records."""
+
+    def of_two_values(number, n_gold=1, id=None):
+        known = example(number, n_gold, id)
+        gold, (key, _), *others = known.records
+        return known.model_copy(update={"records": [gold, (key, known.value), *others]})
+
+    monkeypatch.setattr(written_sweeps, "example", of_two_values)
+    new, old = (write_sweep(tmp_path / name, FLAT) for name in ("new", "old"))
+    with pytest.raises(PosgapError, match=rf"in 19\d of {N} examples a distractor holds an answer"):
+        decide(tmp_path, new, old)
+
+
+@pytest.mark.parametrize("name", ["predictions.jsonl", "training_examples.json"])
+def test_a_pipe_in_the_place_of_evidence_is_named(tmp_path, base, name):
+    """In the place of the list of learnt examples it went for none, and of the predictions for a missing file."""
+    new = write_sweep(tmp_path / "new", FLAT)
+    (new / name).unlink(missing_ok=True)
+    os.mkfifo(new / name)
+    with pytest.raises(PosgapError, match="is a pipe") as refused:
+        decide(tmp_path, new, base)
+    assert name in refused.value.at

@@ -159,6 +159,25 @@ def test_code_is_not_registered(copy, file):
         require_registrable(copy)
 
 
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_kernels_of_the_hub_are_not_registered(copy, key):
+    """transformers would fetch them, and run them in place of its own attention."""
+    known = read_json(copy / "config.json")
+    write_json(copy / "config.json", known | {key: "sdpa"})
+    require_registrable(copy)
+    write_json(copy / "config.json", known | {"text_config": {key: "somebody/attention"}})
+    with pytest.raises(PosgapError, match=key):
+        require_registrable(copy)
+
+
+@pytest.mark.parametrize("name", ["model-q4.gguf", "pytorch_model.bin", "other/pytorch_model-00001-of-00002.bin"])
+def test_weights_of_other_formats_are_not_registered(copy, name):
+    (copy / name).parent.mkdir(exist_ok=True)
+    (copy / name).write_bytes(b"GGUF")
+    with pytest.raises(PosgapError, match="beside those that load"):
+        require_registrable(copy)
+
+
 def test_a_module_beside_the_weights_is_not_registered(copy):
     (copy / "custom_generate").mkdir()
     (copy / "custom_generate" / "generate.py").write_text("print()")

@@ -1,10 +1,12 @@
 """Distractors that answer the question, by which a position says nothing."""
 
+import random
+
 import pytest
 from examples import kv_example, qa_example
 
 from posgap.tasks.answering_distractors import count_answering, count_unjudged
-from posgap.tasks.examples import Document
+from posgap.tasks.examples import Document, KVExample
 from posgap.tasks.registry import TASKS
 
 ANSWERS = Document(title="Physics", text="Röntgen, Wilhelm? Wilhelm Röntgen it was.")
@@ -31,6 +33,19 @@ def test_records_count_where_most_have_the_value(shared, counted):
     records = [(key, known.value if key in others else value) for key, value in known.records]
     same = known.model_copy(update={"records": records})
     assert count_answering([same], "em") == (counted > 0, counted)
+
+
+@pytest.mark.parametrize(("values", "least", "most"), [(16, 0, 0), (10**9, 90, 100)], ids=["by chance", "on purpose"])
+def test_few_records_of_the_value_count_where_chance_does_not_explain_them(values, least, most):
+    draw = random.Random(0)
+    examples = []
+    for number in range(100):
+        records = [(f"{number}-{at}", str(draw.randrange(values))) for at in range(20)]
+        (key, value), (other, _), *more = records
+        records = records if values == 16 else [records[0], (other, value), *more]
+        known = {"id": f"{number}", "question": key, "answers": [value], "key": key, "value": value}
+        examples.append(KVExample(**known, records=records))
+    assert least <= count_answering(examples, "em")[0] <= most
 
 
 def test_yes_or_no_tells_nothing():

@@ -1,5 +1,6 @@
 """Private copies of what is judged: whatever was checked is not read from its place a second time."""
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -47,9 +48,12 @@ def copy_sweep(sweep: Path, folder: Path) -> Path:
     """Copies of a sweep what a verdict rests on into a new folder, which it returns."""
     folder.mkdir(parents=True)
     for name in judged_files(folder_of(sweep)):
-        if (folder_of(sweep) / name).is_file():
+        original = folder_of(sweep) / name
+        if original.is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(folder_of(sweep) / name, folder / name)
+            shutil.copyfile(original, folder / name)
+        elif os.path.lexists(original):
+            raise PosgapError("is a pipe, device, folder or broken link; put a file in its place", at=str(original))
     return folder
 
 

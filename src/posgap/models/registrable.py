@@ -10,6 +10,9 @@ from posgap.models.loading import load_config
 from posgap.models.tensors import EXPLICIT, stored_tensors, weight_files
 
 _CODE = ("auto_map", "custom_pipelines")  # keys of configs that name code
+_KERNELS = ("attn_implementation", "_attn_implementation")  # keys that name code if the value is a hub's repository
+
+_OTHER_WEIGHTS = ("*.gguf", "pytorch_model*.bin")
 
 
 def require_registrable(folder: Path) -> None:
@@ -18,23 +21,26 @@ def require_registrable(folder: Path) -> None:
     model."""
     for file in sorted(folder.rglob("*.py")):
         raise BadModel(f"{file}: is code, which would run wherever the model is loaded with it; remove it")
+    for file in sorted(file for pattern in _OTHER_WEIGHTS for file in folder.rglob(pattern)):
+        raise BadModel(f"{file}: holds weights beside those that load, and other programs would read it; move it away")
     for file in sorted({folder / "config.json", *folder.glob("*_config.json")}):
-        keys = set(_keys(read_object(file))) if file.is_file() else set[str]()
-        for key in sorted(keys & {*_CODE, EXPLICIT}):
+        named = list(_items(read_object(file))) if file.is_file() else []
+        keys = {key for key, value in named if key not in _KERNELS or "/" in str(value)}
+        for key in sorted(keys & {*_CODE, *_KERNELS, EXPLICIT}):
             raise BadModel(f"{file}: its `{key}` names code or weights of another place; remove that")
     _require_own_names(folder, [tensor.name for file in weight_files(folder) for tensor in stored_tensors(file)])
 
 
-def _keys(value: Any) -> Iterator[str]:
-    """The keys of a JSON value that have one, at any depth."""
+def _items(value: Any) -> Iterator[tuple[str, Any]]:
+    """The keys of a JSON value that have one, at any depth, and their values."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if inner:
-                yield key
-            yield from _keys(inner)
+                yield key, inner
+            yield from _items(inner)
     elif isinstance(value, list):
         for inner in value:
-            yield from _keys(inner)
+            yield from _items(inner)
 
 
 def _require_own_names(folder: Path, stored: list[str]) -> None:

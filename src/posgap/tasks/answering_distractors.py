@@ -1,5 +1,7 @@
 """Distractors that answer the question: at whichever position the gold document stands, another one answers as well."""
 
+import math
+from collections import Counter
 from collections.abc import Iterable
 
 from posgap.tasks.examples import AnyExample, KVExample, RankedExample
@@ -13,9 +15,11 @@ def count_answering(examples: Iterable[AnyExample], metric: str, n_docs: int = 0
     """Returns in how many examples a distractor holds an answer by this metric, and how many do so in all.
 
     Counts those that a prompt of `n_docs` documents takes; 0: all. Answers of yes or no tell nothing. A few records of
-    a key-value example can share a value by chance; they count where most have the value that is asked for.
+    a key-value example can share a value by chance; they count if most have the value that is asked for, and examples
+    with fewer count as far as chance does not explain their number.
     """
     in_examples, in_all = 0, 0
+    examples = list(examples)
     for example in examples:
         if is_yes_or_no(example):
             continue
@@ -27,7 +31,23 @@ def count_answering(examples: Iterable[AnyExample], metric: str, n_docs: int = 0
             number = sum(holds_answer(document, example.answers, metric) for document in taken)
         in_examples += number > 0
         in_all += number
-    return in_examples, in_all
+    beyond_chance = _shared_beyond_chance([each for each in examples if isinstance(each, KVExample)])
+    return max(in_examples, beyond_chance), max(in_all, beyond_chance)
+
+
+def _shared_beyond_chance(examples: list[KVExample]) -> int:
+    """In how many examples another record has the asked value, less those expected if values were drawn as they occur
+    in all records together, and three standard deviations."""
+    counts = Counter(value for example in examples for _, value in example.records)
+    total = counts.total()
+    equal = sum((count / total) ** 2 for count in counts.values())
+    found, expected, variance = 0, 0.0, 0.0
+    for example in examples:
+        found += any(value == example.value for key, value in example.records if key != example.key)
+        chance = 1 - (1 - equal) ** (len(example.records) - 1)
+        expected += chance
+        variance += chance * (1 - chance)
+    return max(0, math.floor(found - expected - 3 * math.sqrt(variance)))
 
 
 def is_yes_or_no(example: AnyExample) -> bool:
