@@ -27,7 +27,7 @@ NAME is one of
   spread and correlation of two models for which mean, correlation of placements and agreement of models are those of
   the plan. In the rows of AR(1) neighbouring placements are more alike than distant ones, which no plan knows. Then
   models are looked at twice: the gate names the number for a second look from a first sweep that is too small.
-- families: how often comparisons of equal models, gaps of three placements, maps of lengths and references with
+- comparisons: how often comparisons of equal models, gaps of three placements, maps of lengths and references with
   missing answers are wrong for certain. Chances are drawn as by `power`; of a map by `flatness`'s, half alike.
 - sample: what an order of lines, the dependence of two halves, and examples that hang together do to figures, as
   posgap took them until November 2026 (halves are every second row, every row counts) and as it takes them now.
@@ -569,36 +569,36 @@ def passed_with_missing(missing: float, n: int, runs: int) -> float:
     return 100 * wrong / (runs // TOGETHER * TOGETHER)
 
 
-def families(quick: bool, runs: int) -> Simulated:
-    """How often each is wrong."""
-    rows, figures = [], {"runs": runs}
+def comparisons(quick: bool, runs: int) -> Simulated:
+    """How often each is wrong, by the number of examples."""
     numbers = (100,) if quick else (50, 100, 300)
+    rows = []
+
+    def both_ends(missed: Missed) -> str:
+        return f"{100 * missed.below:.1f} · {100 * missed.above:.1f}"
+
     for cell in (Powered(5, 0.9, 5.0), Powered(20, 0.7, 10.0)):
-        for n in numbers:
-            for name, share in equal_models(cell, n, runs).items():
-                rows.append(
-                    [f"equal models, {cell.placements} placements: {name} differs", str(n), "5", f"{share:.1f}"]
-                )
-    for gap, n in product((0.0, 10.0, 30.0), numbers):
-        missed = three_placements(gap, n, runs)
-        ends = f"{100 * missed.below:.1f} · {100 * missed.above:.1f}"
-        rows.append(
-            [f"three placements, gap of {gap:g}: upper end too low · lower end too high", str(n), "5 · 5", ends]
-        )
-    for gaps, n in product(((0.0, 5.0, 10.1), (0.0, 10.1, 10.1), (10.0, 10.0, 10.0)), numbers):
-        missed = lengths_missed(gaps, n, runs)
-        ends = f"{100 * missed.below:.1f} · {100 * missed.above:.1f}"
+        found = [equal_models(cell, n, runs) for n in numbers]
+        for name in found[0]:
+            shares = [f"{of_number[name]:.1f}" for of_number in found]
+            rows.append([f"equal models, {cell.placements} placements: {name} differs", "5", *shares])
+    for gap in (0.0, 10.0, 30.0):
+        ends = [both_ends(three_placements(gap, n, runs)) for n in numbers]
+        rows.append([f"three placements, gap of {gap:g}: upper end too low · lower end too high", "5 · 5", *ends])
+    for gaps in ((0.0, 5.0, 10.1), (0.0, 10.1, 10.1), (10.0, 10.0, 10.0)):
+        ends = [both_ends(lengths_missed(gaps, n, runs)) for n in numbers]
         words = ", ".join(f"{gap:g}" for gap in gaps)
-        rows.append([f"lengths with gaps {words}: effective length's end too low · too high", str(n), "5 · 5", ends])
-    for missing, n in product((0.0, 0.01, 0.02), numbers):
-        share = passed_with_missing(missing, n, runs)
-        words = (
-            f"a loss of {Policy().mean_tolerance:g}, and {100 * missing:g} % of the champion's answers missing: passes"
-        )
-        rows.append([words, str(n), "5", f"{share:.1f}"])
-        figures[f"{missing:g} missing, n = {n}"] = share
-    text = f"By `benchmarks/simulations.py families --write`, {runs} models or pairs a row."
-    return f"{text}\n\n{markdown(['what is wrong', 'n', 'asked, %', 'seen, %'], rows)}", figures
+        rows.append([f"lengths with gaps {words}: effective length's end too low · too high", "5 · 5", *ends])
+    figures = {"runs": runs}
+    for missing in (0.0, 0.01, 0.02):
+        shares = [passed_with_missing(missing, n, runs) for n in numbers]
+        lost = f"a loss of {Policy().mean_tolerance:g}"
+        words = f"{lost} passes; the champion left {100 * missing:g} % unanswered"
+        rows.append([words, "5", *(f"{share:.1f}" for share in shares)])
+        figures[f"{missing:g} unanswered"] = shares
+    text = f"By `benchmarks/simulations.py comparisons --write`, {runs} models or pairs a cell."
+    columns = ["what is wrong, in %", "asked", *(f"n = {n}" for n in numbers)]
+    return f"{text}\n\n{markdown(columns, rows)}", figures
 
 
 # Whether a plan keeps its word
@@ -827,7 +827,7 @@ SIMULATIONS: dict[str, tuple[Callable[[bool, int], Simulated], int]] = {  # and 
     "power": (power, 100),
     "looks": (looks, 10),
     "plan": (plan, 40),
-    "families": (families, 50),
+    "comparisons": (comparisons, 50),
     "sample": (sample, 60),
 }
 
