@@ -35,6 +35,7 @@ distill = make_component(
     "distill",
     {"examples": "Dataset", "responses": "Dataset", "model": "Model"},
     {"out": "Model", "metrics": "Metrics"},
+    optional={"eval": "Dataset", "eval_text": "Dataset"},
     image_kind=TRAIN,
     settings=True,
 )

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 import training_processes
+from examples import kv_example
 from training_processes import PYTHON, TORCHRUN, command, environment, history, parameters
 from warm import posgap_on_path  # noqa: F401  a fixture
 
+from posgap.data.reading import write_examples
 from posgap.foundation.files import work_folder
 from posgap.kubeflow.launching import on_all_gpus
 from posgap.mitigations.in_force import load_model
@@ -89,9 +91,12 @@ def watch_openings(file: Path, folder: Path, monkeypatch) -> Path:
 
 @pytest.mark.parametrize("how", LAUNCHES)
 def test_two_processes_train_like_one(how, config, tmp_path, monkeypatch):
-    """Data parallel, and with optimizer states (ZeRO-2) and parameters (ZeRO-3) in pieces, in micro-batches; the
-    model's weights are hashed once."""
+    """Data parallel, and with optimizer states (ZeRO-2) and parameters (ZeRO-3) in pieces, in micro-batches, measured
+    by held-out examples and plain text; the model's weights are hashed once."""
     launcher, more = LAUNCHES[how]
+    write_examples(tmp_path / "held.jsonl", [kv_example(100 + i) for i in range(3)])
+    (tmp_path / "text.jsonl").write_text('{"text": "k1 k2 v 3 ; 4 5 6"}\n{"text": "question k1 k2 = 7 8 ;"}\n')
+    config = config.model_copy(update={"eval": tmp_path / "held.jsonl", "eval_text": tmp_path / "text.jsonl"})
     distill(config)
     opened = watch_openings(Path(config.model) / "model.safetensors", tmp_path / "watch", monkeypatch)
     launch(config.model_copy(update={"out": tmp_path / "two", **more}), launcher)

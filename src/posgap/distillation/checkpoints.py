@@ -101,8 +101,9 @@ class Checkpoints:
         model: Any,  # a module, or DeepSpeed's engine
         optimizer: torch.optim.Optimizer,
         history: History,
+        best: int = 0,
     ) -> None:
-        """Writes the checkpoint of `step`, and keeps the newest of those before it.
+        """Writes the checkpoint of `step`, and keeps the newest of those before it, and that of the step `best`.
 
         What of it takes time is done later, in a thread. If the one before this could not be written (a full disk),
         `PosgapError` is raised, and the one before that stays. If it cannot be uploaded, a warning says so and
@@ -110,9 +111,9 @@ class Checkpoints:
         """
         self.wait()
         state = training_state.copy_state(accelerator, model, optimizer, self._mesh)
-        self.writing = self.writer.submit(self._write, step, state, _random_states(), list(history))
+        self.writing = self.writer.submit(self._write, step, state, _random_states(), list(history), best)
 
-    def _write(self, step: int, state: State, random_states: dict, history: History) -> None:
+    def _write(self, step: int, state: State, random_states: dict, history: History, best: int) -> None:
         partial = self.folder / f".partial-{step}"
         complete = self.folder / f"step-{step}"
         rank = rank_and_world()[0]
@@ -121,7 +122,7 @@ class Checkpoints:
             if first_of_its_node():
                 last = max((earlier for earlier in self._here() if earlier != step), default=0)
                 for other in self.folder.glob("*"):
-                    if other.name != f"step-{last}":
+                    if other.name not in (f"step-{last}", f"step-{best}"):
                         _delete_folder(other)
             meet(group)
             partial.mkdir(parents=True, exist_ok=True)
@@ -153,9 +154,9 @@ class Checkpoints:
             _rename_folder(partial, complete)
             files.flush(self.folder, deep=False)
         meet(group)
-        self._upload(complete, recorded)
+        self._upload(complete, recorded, best)
 
-    def _upload(self, complete: Path, own_files: Mapping[str, Mapping[str, Any]]) -> None:
+    def _upload(self, complete: Path, own_files: Mapping[str, Mapping[str, Any]], best: int) -> None:
         """Uploads this process's share of the files; the list of all goes last, from the first process."""
         if not self.kept.uri:
             return
@@ -174,7 +175,8 @@ class Checkpoints:
             if failures:
                 raise PosgapError(failures[0])
             self.kept.push({complete / FILES: files.digest_path(complete / FILES)})
-            self.kept.drop([name for name in self.kept.stored_names() if not name.startswith(f"{complete.name}/")])
+            kept = {_step_number(complete.name), best}
+            self.kept.drop([name for name in self.kept.stored_names() if _step_number(name) not in kept])
         except PosgapError as error:
             log.warning("checkpoint %s is on disk only: %s", complete.name, error)
 
@@ -229,11 +231,20 @@ class Checkpoints:
         Returns an empty history, and changes nothing, if there is no checkpoint.
         """
         step = self._sound()
-        (rank, _) = rank_and_world()
         if not step:
             return []
-        folder = self.folder / f"step-{step}"
         log.info("going on from the checkpoint of step %d in %s", step, self.folder)
+        return self.restore(step, accelerator, model, optimizer)
+
+    def restore(self, step: int, accelerator: Accelerator, model: Any, optimizer: torch.optim.Optimizer) -> History:
+        """Puts the state of this step's checkpoint into `model` and `optimizer`; returns its history."""
+        self.wait()
+        (rank, _) = rank_and_world()
+        folder = self.folder / f"step-{step}"
+        if not all(gather(_is_whole(folder))):
+            if first_of_its_node():
+                (self.kept / folder.name).pull()
+            meet()
         reader = dcp.HuggingFaceStorageReader(str(folder))
         group = self._group
         fill = functools.partial(dcp.load, storage_reader=reader, process_group=group, no_dist=group is None)

@@ -22,8 +22,10 @@ from posgap.distillation.batches import Batch, Collator, TrainingPrompt
 from posgap.distillation.batching import BatchLayout, MicroBatch, lay_out_alone, lay_out_shared
 from posgap.distillation.branches import attention_over_branches, same_states
 from posgap.distillation.checkpoints import Checkpoints, History
+from posgap.distillation.evaluation import Evaluation
 from posgap.distillation.gradients import Gradient
 from posgap.distillation.head import add_gradients_in_place
+from posgap.distillation.held_out import BEFORE, best_step
 from posgap.distillation.losses import index_on
 from posgap.distillation.objectives import Objective
 from posgap.distillation.optimizers import MAX_GRAD_NORM, adamw
@@ -86,6 +88,8 @@ def train(
     checkpoints: Checkpoints | None = None,
     save_steps: int = 0,
     on_step: Callable[[dict[str, float]], None] = lambda figures: None,
+    evaluation: Evaluation | None = None,
+    keep_best: bool = False,
 ) -> tuple[torch.nn.Module, History]:
     """Trains `student` in place; returns it as wrapped by Accelerate, and the figures of every step.
 
@@ -95,7 +99,9 @@ def train(
 
     If there is a checkpoint, training goes on from it. `on_step(figures)` is called with each step's figures,
     those of the checkpoint's steps included. Checkpoints are written every `save_steps` steps and at the end (neither
-    if it is 0), and at SIGTERM.
+    if it is 0), and at SIGTERM. The figures of some steps have those of `evaluation`, and of the first step those from
+    before it, too. With `keep_best` the student ends as it was after the best of these steps, of which there then is a
+    checkpoint.
 
     Raises `NotFinite` before the update, and `TerminationSignal` after SIGTERM, when the checkpoint is written.
     """
@@ -117,6 +123,17 @@ def train(
             first[rounding_floor.FIGURE] = rounding_floor.measure_floor(student, accelerator.device)
     for figures in history:
         on_step(figures)
+
+    def evaluate() -> dict[str, float]:
+        assert evaluation
+        wrapped.eval()
+        with _naming_exhaustion("an evaluation; give a smaller micro_batch_tokens"):
+            found = evaluation.measure(wrapped, accelerator.device, micro_batch_tokens or START_TOKENS)
+        wrapped.train()
+        return found
+
+    if evaluation and not history:
+        first |= {name + BEFORE: figure for name, figure in evaluate().items()}
     gradient = Gradient(accelerator, wrapped, optimizer, MAX_GRAD_NORM)
     if not gradient.by_deepspeed:
         add_gradients_in_place(student.model, student.head)
@@ -141,12 +158,15 @@ def train(
             speed.steps.append((tokens, time.perf_counter() - started))
             history.append({"step": step + 1, **figures, "learning_rate": rate, **first})
             first = {}
+            if evaluation and evaluation.is_due(step + 1, len(steps)):
+                history[-1] |= evaluate()
             on_step(history[-1])
             stopping = any(gather(termination.requested))
             # At the end too, so that no step is done again where the model cannot be written.
             due = save_steps and ((step + 1) % save_steps == 0 or step + 1 == len(steps))
-            if checkpoints and (stopping or due):
-                checkpoints.save(step + 1, accelerator, wrapped, optimizer, history)
+            best = best_step(history) if keep_best else 0
+            if checkpoints and (stopping or due or best == step + 1):
+                checkpoints.save(step + 1, accelerator, wrapped, optimizer, history, best)
             if checkpoints and stopping:
                 checkpoints.wait()
             if stopping:
@@ -154,6 +174,10 @@ def train(
     if speed.steps:
         card = torch.cuda.get_device_name() if accelerator.device.type == "cuda" else ""
         log.info("trained at %s", speed.describe(card, arithmetic(accelerator)))
+    best = best_step(history) if keep_best else 0
+    if checkpoints and best and best < len(steps):
+        checkpoints.restore(best, accelerator, wrapped, optimizer)
+        log.info("the model after step %d of %d is kept, the best on the held-out examples", best, len(steps))
     return wrapped, history
 
 

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from posgap.distillation.batches import Batch
 from posgap.distillation.head import Head, HeadLosses, require_plain_head
-from posgap.distillation.losses import per_row
+from posgap.distillation.losses import per_row, token_cross_entropy
 from posgap.distillation.objectives import Objective
 from posgap.distillation.teacher_states import Teacher
 from posgap.foundation.errors import PosgapError
@@ -32,10 +32,11 @@ class Student(nn.Module):
         self.rope = RopeLengths.from_config(model.config) or None
         self.is_checked = False
 
-    def forward(self, batch: Batch, states_alone: bool = False) -> Tensor:
+    def forward(self, batch: Batch, states_alone: bool = False, judged: bool = False) -> Tensor:
         """The loss of each row, `[R]`: the sum of the objective's losses over its response tokens, or their mean.
 
-        With `states_alone`, the final hidden states `[M, D]` from which the loss would be computed.
+        With `states_alone`, the final hidden states `[M, D]` from which the loss would be computed. With `judged`, each
+        row's nats a token and whether all its tokens are the most probable ones, `[R, 2]`.
         """
         embedding: Any = self.model.get_input_embeddings()
         if getattr(embedding, "sparse", False) and torch.is_grad_enabled():
@@ -46,6 +47,8 @@ class Student(nn.Module):
         states = self.response_states(batch)
         if states_alone:
             return states
+        if judged:
+            return self._judge(states, batch)
         per_token = [batch.targets]
         if self.teacher is not None:
             per_token.append(self.teacher.states_of(batch))
@@ -76,9 +79,25 @@ class Student(nn.Module):
         read = self.model.base_model(input_ids=batch.input_ids, use_cache=False, **shared)
         return read.last_hidden_state.flatten(0, 1)[batch.columns]
 
+    def _judge(self, states: Tensor, batch: Batch) -> Tensor:
+        found = []
+        for loss in (_nats, _misses):
+            found.append(per_row(self.head_losses(states, loss=loss, per_token=[batch.targets]), batch.lengths))
+        nats, misses = found
+        return torch.stack([nats / batch.lengths, (misses == 0).to(nats)], dim=-1)
+
     def _token_losses(self, logits: Tensor, targets: Tensor, teacher_hidden: Tensor | None = None) -> Tensor:
         teacher_logits = None
         if self.teacher is not None and teacher_hidden is not None:
             with torch.no_grad():
                 teacher_logits = self.teacher.logits(teacher_hidden)
         return self.objective.token_losses(logits, targets, teacher_logits)
+
+
+def _nats(logits: Tensor, targets: Tensor) -> Tensor:
+    return token_cross_entropy(targets, logits)
+
+
+def _misses(logits: Tensor, targets: Tensor) -> Tensor:
+    """1 for each token `[M]` that is not the most probable one, else 0."""
+    return (logits.argmax(-1) != targets).float()

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from posgap.distillation.held_out import HISTORY_FILE
 from posgap.distillation.methods import method_of
 from posgap.foundation.files import read_json, read_jsonl, write_json
 from posgap.kubeflow.form import STAGES
@@ -154,7 +155,7 @@ def show_model(out: Any, **metadata: Any) -> None:
 
 def show_training(out: Any, metrics: Any) -> None:
     """Shows a trained model, with the loss of its first and last step."""
-    steps = list(read_jsonl(Path(out.path) / "history.jsonl"))
+    steps = list(read_jsonl(Path(out.path) / HISTORY_FILE))
     (_, first) = steps[0]
     (_, last) = steps[-1]
     show_model(out, steps=len(steps))

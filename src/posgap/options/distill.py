@@ -1,8 +1,8 @@
 """Options of `distill`."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from posgap.distillation.methods import METHODS
 from posgap.foundation.fields import (
@@ -10,6 +10,7 @@ from posgap.foundation.fields import (
     RARE,
     InputPath,
     ModelName,
+    OptionalInputPath,
     WorkPath,
 )
 from posgap.generation.asking import Wording
@@ -82,12 +83,32 @@ class DistillConfig(*TRAINING_METHODS.bases(), _Training, FramingParameters, _Di
         False, description="save memory: compute activations again in the backward pass"
     )
     deepspeed: str = Field("", description="zero2, zero3 or a DeepSpeed JSON file; empty: none")
+    eval: OptionalInputPath = Field(
+        None,
+        description="held-out examples: while the model trains, how many of their gold answers it would give word for "
+        "word is measured with the gold document at up to five positions",
+    )
+    eval_text: Annotated[OptionalInputPath, RARE] = Field(
+        None,
+        description='plain text, lines like {"text": "..."}, whose nats a token are measured while the model trains',
+    )
+    eval_steps: Annotated[int, RARE] = Field(0, ge=0, description="steps between evaluations; 0: ten in all")
+    eval_limit: Annotated[int, RARE] = Field(64, ge=1, description="evaluate by the first so many examples and texts")
+    keep: Literal["last", "best"] = Field(
+        "last", description="which model is written: that of the last step, or the best at its worst position in --eval"
+    )
     save_steps: Annotated[int, RARE] = Field(
         10, ge=0, description="steps between checkpoints, beside the one at the end; 0: only one at SIGTERM"
     )
     work: WorkPath = Field(
         None, description="folder for checkpoints and teacher states, reused by later runs; empty: beside `out`"
     )
+
+    @model_validator(mode="after")
+    def _best_of_what_is_measured(self) -> Self:
+        if self.keep == "best" and not (self.eval and self.save_steps):
+            raise ValueError("`keep`: the best model is found by `eval` and kept as a checkpoint (`save_steps`)")
+        return self
 
     def wording(self) -> Wording:
         """How prompts are worded."""

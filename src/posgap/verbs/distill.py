@@ -26,9 +26,11 @@ from posgap.distillation.batches import (
 from posgap.distillation.checkpoints import Checkpoints, History
 from posgap.distillation.dropout import without_dropout
 from posgap.distillation.engine import NotFinite, Schedule, train
+from posgap.distillation.evaluation import Continuations, Evaluation, held_out_pairs
 from posgap.distillation.export import Origin, TrainedModel, export
 from posgap.distillation.footprint import CHECKPOINT
 from posgap.distillation.frozen import keep_in_bfloat16
+from posgap.distillation.held_out import HISTORY_FILE, describe
 from posgap.distillation.lora import add_adapters
 from posgap.distillation.methods import METHODS, R1Parameters
 from posgap.distillation.movement import Movement, default_learning_rate
@@ -46,6 +48,7 @@ from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import RESULT
 from posgap.generation.asking import ResponseLimits
 from posgap.generation.setup import builder_of
+from posgap.measurement.plain_text import read_texts
 from posgap.mitigations.in_force import load_model
 from posgap.models.checkpointing import checkpoint_activations
 from posgap.models.loading import commit_on_hub, load_config, resolve_dtype
@@ -54,7 +57,7 @@ from posgap.models.rope_lengths import RopeLengths
 from posgap.options.distill import DistillConfig
 from posgap.storage.folders import ResumableFolder
 from posgap.storage.lineage import training_examples, write_training_examples
-from posgap.tasks.content import content_keys
+from posgap.tasks.content import content_keys, with_content_keys
 from posgap.tasks.registry import TASKS
 from posgap.tasks.responses import at_one_placement, describe_poor_teacher, read_responses, require_prompts
 from posgap.tracking.runs import Run
@@ -82,6 +85,7 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     _require_room(config, out, model, accelerator)
     if processes.is_by_autocast(accelerator):
         keep_in_bfloat16(model)
+    evaluation = _evaluation(config, collate)
     schedule = Schedule(config.learning_rate or _choose_learning_rate(config, model), config.warmup_steps)
     _warn_before_training(config, model, schedule, len(steps), accelerator)
     work = ResumableFolder(config.work or files.work_folder(config.out))
@@ -101,6 +105,8 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
                 checkpoints=checkpoints,
                 save_steps=config.save_steps,
                 on_step=partial(_log_step, run),
+                evaluation=evaluation,
+                keep_best=config.keep == "best",
             )
     except NotFinite as error:
         if is_main_process():
@@ -108,6 +114,7 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
         raise Rejection(f"{error}. They are named in {config.out}.rejected/non_finite.json") from None
     _tell(logging.WARNING, rounding_floor.warning(history))
     _tell(logging.INFO, objective.summarize_weights(history))
+    _tell(RESULT, describe(history, config.keep))
     trained = TrainedModel.gather(model, collate(teacher_prompts(pairs[:1])).input_ids, accelerator)
     processes.forget_optimizer(accelerator)  # which would set the peak of memory while the model is written
     origin = Origin(config.model, config.lora_rank, config.export_dtype, config.seed, keeps_steps=config.save_steps > 0)
@@ -115,7 +122,8 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     figures = gather_from_all(lambda: write_model() if is_main_process() else {})[0]
     if is_main_process():
         run.metrics(figures)
-        _write_records(config, pairs, history, out, run)
+        chosen_by = evaluation.examples.pairs if evaluation and evaluation.examples and config.keep == "best" else ()
+        _write_records(config, [*pairs, *chosen_by], history, out, run)
     return checkpoints.remove
 
 
@@ -130,11 +138,12 @@ def _log_step(run: Run, figures: dict[str, float]) -> None:
 
 
 def _write_records(config: DistillConfig, pairs: list[Pair], history: History, out: Path, run: Run) -> None:
-    """Writes which examples the model, and the one it came from, learnt, and the history of its training."""
+    """Writes which examples the model, and the one it came from, learnt or were chosen by, and the history of its
+    training."""
     learnt = content_keys(pair.example for pair in pairs)
     write_training_examples(out, training_examples(config.model).union(learnt))
-    write_jsonl(out / "history.jsonl", history)
-    run.artifact(out / "history.jsonl")
+    write_jsonl(out / HISTORY_FILE, history)
+    run.artifact(out / HISTORY_FILE)
     first = history[0]["loss"]
     final = history[-1]["loss"]
     log.log(RESULT, "loss %.4f at the first of %d steps, %.4f at the last", first, len(history), final)
@@ -209,6 +218,25 @@ def _require_rope_of_length(config: DistillConfig, collate: Collator) -> None:
         reason = rope.why_not_forced([(len(prompt), len(response)) for prompt, response in read])
         if reason:
             raise PosgapError(f"{with_uris(config.model)}: {reason}; it cannot be distilled on prompts of such lengths")
+
+
+def _evaluation(config: DistillConfig, collate: Collator) -> Evaluation | None:
+    """What is measured while the model trains; None if nothing is asked for."""
+    if not config.eval and not config.eval_text:
+        return None
+    held_out = None
+    if config.eval:
+        examples = read_examples(config.eval)[: config.eval_limit]
+        learnt = content_keys(pair.example for pair in collate.pairs)
+        if with_content_keys(examples, learnt):
+            raise PosgapError(f"{config.eval}: has examples that are learnt; give held-out ones as --eval")
+        prompts = sorted({pair.response.n_docs for pair in collate.pairs})
+        n_gold = len(collate.pairs[0].response.placement)
+        held_out = Collator(held_out_pairs(examples, collate.builder, prompts, n_gold), collate.builder)
+    texts = None
+    if config.eval_text:
+        texts = Continuations(collate.builder.tokenizer).collate(read_texts(config.eval_text)[: config.eval_limit])
+    return Evaluation(held_out, texts, config.eval_steps)
 
 
 def _own_prompts(pairs: Sequence[Pair], draws: Sequence[Draw]) -> list[TrainingPrompt]:
@@ -292,6 +320,7 @@ def _fingerprint(config: DistillConfig, collate: Collator) -> str:
     # So a run that is out of memory can go on in another way, on other processes, and one whose model could not be
     # written as it was to be.
     without_effect = {"micro_batch_tokens", "gradient_checkpointing", "deepspeed", "export_dtype"}
+    without_effect |= {"eval", "eval_text", "eval_steps", "eval_limit", "keep"}
     parameters = config.model_dump(mode="json", include=set(config.parameters()) - without_effect)
     read = [collate.digest(row) for row in teacher_prompts(collate.pairs)]
     return files.digest_of([parameters, _model_digest(config), read])[:16]

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from posgap.distillation.held_out import describe_training
 from posgap.distillation.methods import method_of
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path, write_json
@@ -139,7 +140,8 @@ def _promote_judged(config: PromoteConfig, manifest_of: Path, out: Path, run: Ru
     )
     standing = promote_version(promotion)
     _log_promotion(config.name, standing, tags, out, run)
-    describe_version(config.name, standing.version, swept, run, tags[GUARDS])
+    trained = describe_training(Path(config.model))
+    describe_version(config.name, standing.version, swept, run, tags[GUARDS], trained)
 
 
 def _judged_sweep(config: PromoteConfig, verdict: Verdict) -> Sweep:
