@@ -26,7 +26,7 @@ BLOCK = MB // 2  # bytes that are read at once
 UNREADABLE = (OSError, EOFError, zlib.error)
 
 
-def open_plain(path: Path) -> BinaryIO:
+def open_plain(path: Path) -> io.BufferedReader:
     """Opens a file to read. Raises `Unreadable` for a device or a pipe, and `OSError` as `open` does."""
     # Without O_NONBLOCK a pipe that nobody writes to would be waited for.
     opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from posgap.measurement import statistics
+    from posgap.measurement.evidence import Evidence  # noqa: F401  # the argument of a base class is a text
     from posgap.measurement.simulated_sweeps import SimulatedSweeps
 else:
     statistics = LazyModule("posgap.measurement.statistics")  # which loads numpy, and the rules' options do not
@@ -370,7 +371,7 @@ class Worst(GateRule):
 
     def simulate(self, limits: Limits, sweeps: "SimulatedSweeps") -> "np.ndarray":
         reached = statistics.mean_interval(sweeps.candidate, sweeps.error)[..., 0] >= limits.min_worst
-        return reached.all(axis=-1)
+        return reached.all(axis=-1)  # type: ignore[return-value]  # numpy's stubs allow a number, too
 
 
 class Answered(GateRule):

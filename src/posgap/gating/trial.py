@@ -163,7 +163,7 @@ def _require_texts(model: Path, guard: TriedGuard, role: str) -> None:
     assert isinstance(guard.source, list)
     texts = [text for text in guard.source if digest_of(text) in known.scores]
     again = known.model_copy(update={"scores": score_model(str(model), known.dtype, texts)})
-    ruling = guard.rule.judge(guard.guard, replace(guard.judged, **{role: again}))
+    ruling = guard.rule.judge(guard.guard, replace(guard.judged, **{role: again}))  # type: ignore[arg-type]  # a role
     log.info("%s: plain text is at %.4f nats a token, and was recorded at %.4f", role, again.mean, known.mean)
     if not ruling.passed:
         raise PosgapError(f"the {role} has other log-probabilities than recorded, and with these: {against(ruling)}")

@@ -93,7 +93,7 @@ def run_step(name: str, arguments: Arguments) -> Any:
         kept = {"work": place} if "work" in arguments and place and not arguments["work"] else {}
         config = to_config(stage_config(name), {**arguments, **kept}, **step.values(arguments))
         try:
-            on_all_gpus(work, config) if step.on_all_gpus else work(config)
+            on_all_gpus(work, config) if step.on_all_gpus else work(config)  # type: ignore[type-var]  # of a stage
         except Rejection:
             if step.show_rejected:
                 step.show_rejected(arguments)

@@ -51,7 +51,8 @@ def score_model(model: str, dtype: str, texts: Sequence[str]) -> dict[str, float
     from posgap.models.loading import load_tokenizer  # late: it needs torch
 
     network = load_model(model, dtype)
-    means = log_probabilities(network.to(device_class()), load_tokenizer(model), texts)
+    network.to(device_class())  # type: ignore[arg-type]  # mypy misreads transformers' `to`
+    means = log_probabilities(network, load_tokenizer(model), texts)
     return dict(zip(map(digest_of, texts), means, strict=True))
 
 
