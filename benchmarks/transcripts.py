@@ -148,8 +148,10 @@ def lines_of(said: str) -> Iterator[str]:
 
 def like(line: str) -> str:
     """A line without what another run or machine has of its own: figures, bars, and where they are best and worst."""
-    words = [word for word in line.split() if not set(word) <= set("█▏▎▍▌▋▊▉") and word not in ("best", "worst")]
-    return re.sub(r"[+-]?\d[\d.,]*(?<![.,])", "#", " ".join(words))
+    bars = set("█▏▎▍▌▋▊▉")
+    words = [word for word in line.split() if not set(word) <= bars and word not in ("best", "worst")]
+    position = words.pop(0) if bars & set(line) else ""  # by which a curve's line is found
+    return position + re.sub(r"[+-]?\d[\d.,]*(?<![.,])", "#", " ".join(words))
 
 
 def shown(before: Sequence[str], now: Sequence[str]) -> tuple[str, list[str]]:
