@@ -238,9 +238,9 @@ class Run:
         return self._record.id if self._record else ""
 
     def required_id(self) -> str:
-        """Returns the run's id. Raises `PosgapError` if nothing is tracked."""
+        """Returns the run's id. Raises `PosgapError` if MLflow did not take the run."""
         if not self.id:
-            raise PosgapError("no MLflow run: the registry needs a tracking server; start it and promote again")
+            raise PosgapError("MLflow did not take this run, which the registry needs: the line above says why")
         return self.id
 
     def params(self, values: Mapping[str, object]) -> None:
