@@ -89,7 +89,7 @@ def test_below_the_table_stands_what_is_lacking_and_what_was_allowed():
     assert markdown(both) == f"# Not enough evidence\n{table}{little}{note}{MEASURED}"
     assert markdown(verdict(PASSED, otherwise=otherwise)) == f"# Admitted\n{table}{note}{MEASURED}"
     more = (
-        "\nWith 420 examples, of which those that hang together count once, a model that is flat and has lost nothing "
+        "\nWith 420 examples (each group of related ones counts once), a model that is flat and has lost nothing "
         "would be admitted in 80 % of all cases.\n"
     )
     assert (

@@ -268,7 +268,7 @@ def test_no_more_than_a_handful_is_sent_where_nothing_can_come_of_it(options, ca
         config = SweepConfig(base_url=endpoint.url, **options)
         with pytest.raises(PosgapError, match=f"served: {why}.*; the other 44 prompts were not sent; run the command"):
             sweep_model(config)
-        assert "60 prompts of about " in caplog.text and " tokens, with answers of at most " in caplog.text
+        assert "60 prompts, in all about " in caplog.text and " tokens and answers of at most " in caplog.text
         asked = len(endpoint.seen)
         assert asked <= 16 + 1  # and a word, of which it was to say the tokens
         if said == "I do not know.":

@@ -43,7 +43,7 @@ SMALLEST_STEP = 1.6  # of the number of examples, from one look to the next
 _SIMULATED = 320  # sweeps for each number of examples that is tried: few, so that a verdict is quick
 OFTEN = f"{100 * power.USUAL:.0f} %"  # how often a flat model passes with the number of examples that is said to do
 MORE = (
-    "With {needs} examples, of which those that hang together count once, a model that is flat and has lost nothing "
+    "With {needs} examples (each group of related ones counts once), a model that is flat and has lost nothing "
     f"would be admitted in {OFTEN} of all cases."
 )
 

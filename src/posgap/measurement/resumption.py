@@ -103,7 +103,7 @@ class PromptGrid:
         tokens = self.count * sum(estimated_tokens(self.prompt(example, 0).text) for example in some) // len(some)
         about = round(tokens, 2 - len(str(tokens)))  # two digits: nobody has counted
         most = self.count * (self.builder.max_new_tokens + self.builder.max_thinking_tokens)
-        return f"{self.count:,} prompts of about {about:,} tokens, with answers of at most {most:,}: {each}"
+        return f"{self.count:,} prompts, in all about {about:,} tokens and answers of at most {most:,}: {each}"
 
     @property
     def asks_endpoint(self) -> bool:
