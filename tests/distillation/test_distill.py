@@ -93,7 +93,7 @@ def test_prompts_beyond_what_a_rope_begins_with_are_refused_before_anything_is_r
     assert len(prompt_builder("kv", config.model, 4)(kv_example(0), Placement((1,), 5))) == 26
     assert distill(config.model_copy(update={"model": bounded(60), "out": tmp_path / "short", "epochs": 1})).exists()
     monkeypatch.setattr(distilling, "load_model", None)
-    with pytest.raises(PosgapError, match=r"27: its RoPE \(longrope\) changes .* beyond 27 tokens, .*such lengths$"):
+    with pytest.raises(PosgapError, match=r"27: its RoPE \(longrope\) changes .* beyond 27 tokens: .*such lengths$"):
         distill(config.model_copy(update={"model": bounded(27), "out": tmp_path / "long"}))
 
 

@@ -82,6 +82,7 @@ def test_lines_alike_are_found_in_their_order():
 
 def test_what_a_run_has_of_its_own_is_no_difference():
     bar = "1 ████▏  97.5 (87.1 to 99.6)  best"
-    assert transcripts.like(bar) == transcripts.like("10 █ 5.0 (-1 to 9)") == "# # (# to #)"
+    assert transcripts.like(bar) == transcripts.like("1 █ 5.0 (-1 to 9)") == "1# (# to #)"
+    assert transcripts.like(bar) != transcripts.like("10 █ 5.0 (-1 to 9)")  # another position
     assert transcripts.like("wrote 1,500 files, 3.") != transcripts.like("wrote 1,500 file, 3.")
     assert list(transcripts.lines_of("1 %\r50 %\n\x1b[31mred\x1b[0m\n\n")) == ["50 %", "red"]

@@ -134,7 +134,7 @@ def test_the_readme_s_links_are_absolute_where_the_repository_has_an_address():
     text = made["absolute"](readme, repository)
     assert [link for link in re.findall(r"\]\(([^)]+)\)", text) if not link.startswith("https://")] == []
     assert f"before and after training]({repository}/raw/main/docs/" in text  # the first picture
-    assert f"[From data to a champion]({repository}/blob/main/docs/champion.md)" in text
+    assert f"[from data to a champion]({repository}/blob/main/docs/champion.md)" in text
     assert made["absolute"](readme, "") == readme and made["addresses"]("") == {}
     assert made["addresses"](repository)["Changelog"] == f"{repository}/blob/main/CHANGELOG.md"
 
