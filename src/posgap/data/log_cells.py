@@ -8,6 +8,7 @@ import math
 import re
 import tokenize
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,6 +44,7 @@ def fold(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
+@lru_cache(4096)  # a log has the same names in each row
 def plain_name(name: str) -> str:
     """A field's name in small letters, with _ between words."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip().strip("?:*").removeprefix("document."))
@@ -58,11 +60,17 @@ def plain_cells(row: Fields, where: str = "") -> dict[str, Any]:
     for name, cell in row.items():
         plain = plain_name(str(name))
         value = cell.tolist() if hasattr(cell, "tolist") else cell
-        if where and is_filled(cells.get(plain)) and is_filled(value) and cells[plain] != value:
-            raise Malformed(f"{where}: two columns are called `{plain}` and differ; rename one")
-        if not is_filled(cells.get(plain)):
-            cells[plain] = value
+        if plain in cells and is_filled(cells[plain]):
+            if where and is_filled(value) and cells[plain] != value:
+                raise Malformed(f"{where}: two columns are called `{plain}` and differ; rename one")
+            continue
+        cells[plain] = value
     return cells
+
+
+def root_of(path: str) -> str:
+    """The name at which a path like `output[].answer` begins."""
+    return path.partition(".")[0].removesuffix("[]")
 
 
 def pick(value: Any, path: str) -> Any:

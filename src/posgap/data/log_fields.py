@@ -33,6 +33,7 @@ from posgap.data.log_cells import (
     plain_cells,
     plain_name,
     python_value,
+    root_of,
 )
 from posgap.foundation.errors import Ambiguous, BadOption, Malformed, shorten
 
@@ -100,7 +101,7 @@ class LogFields:
         """A row's fields by plain names, as its format means them."""
         cells = plain_cells(row, where)
         for form in TABLE["formats"]:
-            if all(is_filled(pick(cells, path)) for path in form["has"]):
+            if all(root_of(path) in cells and is_filled(pick(cells, path)) for path in form["has"]):
                 cells = self._shaped(cells, form)
         return cells
 
@@ -186,7 +187,7 @@ class LogFields:
         is_chain_s = not set(TABLE["of_chains"]).isdisjoint(row) and not _are_titled(row.get("context"))
         is_chain_s = is_chain_s and not any(is_filled(row.get(name)) for name in TABLE["responses"])
         found: dict[str, list[str]] = {}
-        for name in self.names["answers"]:
+        for name in (each for each in self.names["answers"] if each in row):
             is_last = name == FIELDS["answers"][-1] and "answers" not in self.named
             answers = [] if is_last and (is_chain_s or found) else _read_answers(row.get(name), where, name)
             if answers:
