@@ -22,6 +22,7 @@ def why(texts: str, model: str):
 
 
 @pytest.mark.full
+@pytest.mark.nightly
 def test_the_rollout_components_run_one_after_the_other(tmp_path, model_folder):
     (tmp_path / "t.txt").write_text("0123456789abcdef" * 8)
     inputs = {"texts": str(tmp_path / "t.txt"), "model": str(model_folder)}

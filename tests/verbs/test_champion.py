@@ -195,7 +195,7 @@ def test_a_champion_cannot_be_swept_at_the_candidate_s_endpoint(tmp_path, real, 
     _, candidate = real("candidate", 1, "new")
     asked = json.loads((candidate / "sweep.json").read_text())
     write_json(candidate / "sweep.json", asked | {"settings": asked["settings"] | {"backend": "openai"}})
-    with pytest.raises(PosgapError, match="the candidate was swept at an endpoint, where the champion is not"):
+    with pytest.raises(PosgapError, match="the candidate was swept at an endpoint, the champion was not"):
         gated(tmp_path, "1", candidate, candidate, name="tiny", **LAX)
 
 
