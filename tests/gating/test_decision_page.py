@@ -78,7 +78,7 @@ def test_want_of_evidence_says_how_many_examples_would_do(tmp_path):
     assert verdict.needs > max(rule.needs for rule in verdict.rules if rule.needs) > 200
     text = said(decision_page(verdict, sweeps))
     assert "reference's best position." in text
-    assert f"200 examples are too few to tell. With {verdict.needs} examples, of which those" in text
+    assert f"200 examples are too few to tell. With {verdict.needs} examples (each group" in text
 
 
 def test_too_few_examples_are_said_to_be_too_few(tmp_path):
