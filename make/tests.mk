@@ -19,7 +19,7 @@ mutants: $(VENV)/.installed-test  ## whether a test notices a changed decision (
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/helpers/mutants.py $(MODULES) --workers $(WORKERS) $(if $(SAMPLE),--sample $(SAMPLE)) \
 		$(if $(SURVIVORS),--survivors)
 
-# Faults of every kind, with other moments and values each time; writes the table that docs/troubleshooting.md shows.
+# Faults of every kind, with other moments and values each time; writes the table that docs/tests.md shows.
 chaos: $(VENV)/.installed-test  ## kills, faulty servers and hostile input, other ones each time (CHAOS_SECONDS)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/helpers/chaos.py --seconds $(CHAOS_SECONDS)
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from posgap.data.reading import write_examples
 from posgap.distillation.evaluation import Evaluation
 from posgap.distillation.held_out import BEFORE, MEAN, NATS, TEXT, WORST, best_step, describe_training
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Malformed, PosgapError
 from posgap.foundation.files import read_jsonl
 from posgap.generation.asking import ResponseLimits
 from posgap.generation.setup import builder_of
@@ -67,7 +67,7 @@ def by_definition(model_folder, config):
 
 def test_figures_are_those_of_plain_passes_before_and_after(evaluated, model_folder, caplog):
     caplog.set_level(logging.INFO)
-    out = distill(evaluated.model_copy(update={"eval_limit": 3}))
+    out = distill(evaluated)
     history = history_of(out)
     before = {name.removesuffix(BEFORE): figure for name, figure in history[0].items() if name.endswith(BEFORE)}
     assert before == pytest.approx(by_definition(model_folder, evaluated), abs=1e-4)
@@ -89,7 +89,7 @@ def test_measuring_changes_nothing_of_the_training(evaluated, tmp_path):
 
 @pytest.mark.parametrize("every, steps, due", [(0, 4, [1, 2, 3, 4]), (0, 40, [*range(4, 41, 4)]), (3, 7, [3, 6, 7])])
 def test_ten_evaluations_or_one_in_so_many_steps_and_one_at_the_end(every, steps, due):
-    evaluation = Evaluation(None, None, every)
+    evaluation = Evaluation(None, [], None, every)
     assert [step for step in range(1, steps + 1) if evaluation.is_due(step, steps)] == due
 
 
@@ -105,7 +105,7 @@ def test_the_best_model_is_written_and_a_killed_training_knows_it(evaluated, tmp
     """The held-out figures are made up, so that the second of six steps is the best."""
     seen = []
 
-    def measure(self, student, device, tokens):
+    def measure(self, *_):
         seen.append(1)
         made_up = {1: 0.0, 2: 10.0, 3: 50.0}.get(len(seen), 20.0)  # the first is from before the training
         return {WORST: made_up, MEAN: made_up, NATS: 1.0}
@@ -135,8 +135,59 @@ def test_the_best_model_is_written_and_a_killed_training_knows_it(evaluated, tmp
     assert torch.equal(of_all[1][name], of_all[2][name]) and not torch.equal(of_all[0][name], of_all[1][name])
 
 
+@pytest.fixture
+def stopped(evaluated, tmp_path, monkeypatch):
+    """A training that keeps the best of its steps, the second of four, and whose model could not be written."""
+    figures = iter([0.0, 10.0, 50.0, 20.0, 20.0])
+    monkeypatch.setattr(Evaluation, "measure", lambda self, *_: {WORST: next(figures), MEAN: 0.0, NATS: 1.0})
+    config = evaluated.model_copy(update={"epochs": 2, "save_steps": 1, "keep": "best"})
+    with monkeypatch.context() as patched:
+        patched.setattr(distilling, "export", lambda *args: (_ for _ in ()).throw(PosgapError("no room")))
+        with pytest.raises(PosgapError, match="no room"):
+            distill(config)
+    (checkpoints,) = (tmp_path / ".posgap-out" / "work").glob("checkpoints-*")
+    assert sorted(each.name for each in checkpoints.iterdir()) == ["step-2", "step-3", "step-4"]
+    return config, checkpoints
+
+
+@pytest.mark.full  # two trainings
+def test_a_damaged_best_checkpoint_is_refused(stopped):
+    config, checkpoints = stopped
+    weights = next((checkpoints / "step-2").glob("*.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(PosgapError, match=r"step-2: .*safetensors is damaged"):
+        distill(config)
+
+
+@pytest.mark.full  # two trainings
+def test_figures_of_other_held_out_examples_are_not_gone_on_from(stopped, monkeypatch):
+    config, _ = stopped
+    write_examples(config.eval, [kv_example(200 + i) for i in range(3)])
+    monkeypatch.setattr(Evaluation, "measure", lambda self, *_: {WORST: 5.0, MEAN: 5.0, NATS: 1.0})
+    assert {row[WORST] for row in history_of(distill(config))} == {5.0}
+
+
+@pytest.mark.parametrize(
+    "row", ['{"step": 1, "eval_worst": "<b>"}', '{"step": 1, "eval_worst": [1]}', '{"step": null}']
+)
+def test_a_history_that_holds_no_numbers_is_refused(row, tmp_path):
+    (tmp_path / "history.jsonl").write_text(f'{{"step": 0, "loss": 1.0}}\n{row}\n')
+    with pytest.raises(Malformed, match=r"history.jsonl:2: expected numbers"):
+        describe_training(tmp_path)
+    (tmp_path / "history.jsonl").write_text("")
+    assert describe_training(tmp_path) == ""
+
+
+def test_figures_that_are_not_finite_end_the_training(evaluated, monkeypatch):
+    monkeypatch.setattr(Evaluation, "measure", lambda self, *_: {TEXT: float("nan")})
+    with pytest.raises(PosgapError, match="held-out data are not finite"):
+        distill(evaluated)
+
+
 def test_examples_that_are_learnt_and_a_best_model_of_nothing_are_refused(evaluated, config):
-    with pytest.raises(PosgapError, match="has examples that are learnt"):
+    with pytest.raises(PosgapError, match="has training examples"):
         distill(evaluated.model_copy(update={"eval": config.examples}))
     with pytest.raises(ValidationError, match="keep"):
         type(config)(**config.model_dump() | {"keep": "best"})

@@ -1,6 +1,6 @@
 """`make chaos`: the tests of faults with other moments and values each time, until the time is up.
 
-It writes what was tried, what was expected and what happened into a table of docs/troubleshooting.md, after each round,
+It writes what was tried, what was expected and what happened into a table of docs/tests.md, after each round,
 and ends with 1 where anything happened that was not expected.
 """
 
@@ -122,7 +122,7 @@ def table(rows: dict[str, Row]) -> str:
 
 
 def page(rows: dict[str, Row], minutes: float, seed: int, rounds: int) -> str:
-    """What docs/troubleshooting.md shows: when, how long, and the table."""
+    """What docs/tests.md shows: when, how long, and the table."""
     date = datetime.datetime.now(datetime.UTC).date()
     return f"{date:%d %B %Y}: {minutes:.0f} minutes, seeds {seed} to {seed + rounds - 1}.\n\n{table(rows)}\n"
 

@@ -17,6 +17,7 @@ import shutil
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -103,11 +104,10 @@ class Checkpoints:
         history: History,
         best: int = 0,
     ) -> None:
-        """Writes the checkpoint of `step`, and keeps the newest of those before it, and that of the step `best`.
+        """Writes the checkpoint of `step`, and keeps the one before it and the one of step `best`.
 
-        What of it takes time is done later, in a thread. If the one before this could not be written (a full disk),
-        `PosgapError` is raised, and the one before that stays. If it cannot be uploaded, a warning says so and
-        training goes on.
+        A thread writes it. If the previous one could not be written (a full disk), raises `PosgapError`, and the one
+        before that stays. If it cannot be uploaded, a warning says so and training goes on.
         """
         self.wait()
         state = training_state.copy_state(accelerator, model, optimizer, self._mesh)
@@ -201,16 +201,8 @@ class Checkpoints:
         removed: set[int] = set()
         while step := self._fetch():
             folder = self.folder / f"step-{step}"
-            own_files = _share_files(folder)[
-                rank_and_world()[0]
-            ]  # where all meet, when this machine has been brought them
-            record = manifests.read_record(folder / FILES)
-            damaged = [
-                name
-                for name in own_files
-                if name in record and files.digest_path(folder / name) != record[name]["sha256"]
-            ]
-            if not (damaged := [name for part in gather(damaged) for name in part]):
+            damaged = self._damaged(folder)
+            if not damaged:
                 return step
             log.warning("%s: %s is damaged; this checkpoint is passed over", folder, damaged[0])
             if first_of_its_node():
@@ -220,6 +212,16 @@ class Checkpoints:
             removed.add(step)
             meet()
         return 0
+
+    def _damaged(self, folder: Path) -> list[str]:
+        """The files of a checkpoint that have not the sha256s that they had. Every process reads its share."""
+        own_files = _share_files(folder)[rank_and_world()[0]]  # where all meet, when this machine has been brought them
+        record = manifests.read_record(folder / FILES)
+        damaged = []
+        for name in own_files:
+            if name in record and files.digest_path(folder / name) != record[name]["sha256"]:
+                damaged.append(name)
+        return list(chain.from_iterable(gather(damaged)))
 
     def remove(self) -> None:
         """Deletes them all, here and in S3. For one process to call."""
@@ -234,17 +236,24 @@ class Checkpoints:
         if not step:
             return []
         log.info("going on from the checkpoint of step %d in %s", step, self.folder)
-        return self.restore(step, accelerator, model, optimizer)
+        return self._read(step, accelerator, model, optimizer)
 
-    def restore(self, step: int, accelerator: Accelerator, model: Any, optimizer: torch.optim.Optimizer) -> History:
-        """Puts the state of this step's checkpoint into `model` and `optimizer`; returns its history."""
+    def restore(self, step: int, accelerator: Accelerator, model: Any, optimizer: torch.optim.Optimizer) -> None:
+        """Puts the state of this step's checkpoint into `model` and `optimizer`; `PosgapError` if it is damaged."""
         self.wait()
-        (rank, _) = rank_and_world()
         folder = self.folder / f"step-{step}"
         if not all(gather(_is_whole(folder))):
             if first_of_its_node():
                 (self.kept / folder.name).pull()
             meet()
+        damaged = self._damaged(folder)
+        if damaged:
+            raise PosgapError(f"{folder}: {damaged[0]} is damaged; delete {self.folder}, and train again")
+        self._read(step, accelerator, model, optimizer)
+
+    def _read(self, step: int, accelerator: Accelerator, model: Any, optimizer: torch.optim.Optimizer) -> History:
+        (rank, _) = rank_and_world()
+        folder = self.folder / f"step-{step}"
         reader = dcp.HuggingFaceStorageReader(str(folder))
         group = self._group
         fill = functools.partial(dcp.load, storage_reader=reader, process_group=group, no_dist=group is None)

@@ -99,9 +99,8 @@ def train(
 
     If there is a checkpoint, training goes on from it. `on_step(figures)` is called with each step's figures,
     those of the checkpoint's steps included. Checkpoints are written every `save_steps` steps and at the end (neither
-    if it is 0), and at SIGTERM. The figures of some steps have those of `evaluation`, and of the first step those from
-    before it, too. With `keep_best` the student ends as it was after the best of these steps, of which there then is a
-    checkpoint.
+    if it is 0), and at SIGTERM. Steps at which `evaluation` is due have its figures, too, and the first step those from
+    before training. With `keep_best`, the student ends in its state after the best of them, which `checkpoints` keep.
 
     Raises `NotFinite` before the update, and `TerminationSignal` after SIGTERM, when the checkpoint is written.
     """
@@ -124,16 +123,10 @@ def train(
     for figures in history:
         on_step(figures)
 
-    def evaluate() -> dict[str, float]:
-        assert evaluation
-        wrapped.eval()
-        with _naming_exhaustion("an evaluation; give a smaller micro_batch_tokens"):
-            found = evaluation.measure(wrapped, accelerator.device, micro_batch_tokens or START_TOKENS)
-        wrapped.train()
-        return found
-
+    best = best_step(history) if keep_best else 0
     if evaluation and not history:
-        first |= {name + BEFORE: figure for name, figure in evaluate().items()}
+        before = _evaluate(evaluation, wrapped, student, accelerator, micro_batch_tokens)
+        first |= {name + BEFORE: figure for name, figure in before.items()}
     gradient = Gradient(accelerator, wrapped, optimizer, MAX_GRAD_NORM)
     if not gradient.by_deepspeed:
         add_gradients_in_place(student.model, student.head)
@@ -159,12 +152,12 @@ def train(
             history.append({"step": step + 1, **figures, "learning_rate": rate, **first})
             first = {}
             if evaluation and evaluation.is_due(step + 1, len(steps)):
-                history[-1] |= evaluate()
+                history[-1] |= _evaluate(evaluation, wrapped, student, accelerator, micro_batch_tokens)
+                best = best_step(history) if keep_best else 0
             on_step(history[-1])
             stopping = any(gather(termination.requested))
             # At the end too, so that no step is done again where the model cannot be written.
             due = save_steps and ((step + 1) % save_steps == 0 or step + 1 == len(steps))
-            best = best_step(history) if keep_best else 0
             if checkpoints and (stopping or due or best == step + 1):
                 checkpoints.save(step + 1, accelerator, wrapped, optimizer, history, best)
             if checkpoints and stopping:
@@ -174,11 +167,23 @@ def train(
     if speed.steps:
         card = torch.cuda.get_device_name() if accelerator.device.type == "cuda" else ""
         log.info("trained at %s", speed.describe(card, arithmetic(accelerator)))
-    best = best_step(history) if keep_best else 0
-    if checkpoints and best and best < len(steps):
+    if checkpoints and 0 < best < len(steps):
         checkpoints.restore(best, accelerator, wrapped, optimizer)
         log.info("the model after step %d of %d is kept, the best on the held-out examples", best, len(steps))
     return wrapped, history
+
+
+def _evaluate(
+    evaluation: Evaluation, wrapped: Any, student: Student, accelerator: Accelerator, micro_batch_tokens: int
+) -> dict[str, float]:
+    """Measures the student as it is now, and leaves it in training."""
+    wrapped.eval()
+    with _naming_exhaustion("an evaluation; give a smaller micro_batch_tokens"):
+        found = evaluation.measure(wrapped, student.model, accelerator.device, micro_batch_tokens or START_TOKENS)
+    wrapped.train()
+    if not all(map(math.isfinite, found.values())):
+        raise PosgapError("the model's figures on held-out data are not finite; lower learning_rate")
+    return found
 
 
 class Step:

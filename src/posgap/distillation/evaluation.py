@@ -4,48 +4,59 @@ answers, as in training."""
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posgap.distillation.batches import Collator, Pair, teacher_prompts
 from posgap.distillation.batching import divide_rows
 from posgap.distillation.held_out import MEAN, NATS, TEXT, WORST
 from posgap.distillation.processes import gather, rank_and_world
-from posgap.foundation.errors import PosgapError
+from posgap.measurement.plain_text import log_probabilities
 from posgap.tasks.content import content_key
 from posgap.tasks.examples import AnyExample
-from posgap.tasks.placements import Placement, spread_placements
+from posgap.tasks.placements import spread_placements
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.responses import Response
 
+MOST = 64  # examples, and texts, so that an evaluation takes little of a training's time
 MAX_PLACEMENTS = 5
-MAX_TEXT_TOKENS = 256
 TIMES = 10  # evaluations of a training, unless steps are given
 
 
-@dataclass
+@dataclass(frozen=True)
 class Evaluation:
-    """Prompts that are read after some of the steps: `examples` has those of held-out examples with their gold answers,
-    a pair for each placement, `texts` plain texts. `every` so many steps, and after the last one."""
+    """What is measured every `every` steps and after the last one; 0: `TIMES` times in all.
+
+    `examples` has a pair for each held-out example and placement, with the gold answer as its response; None: none.
+    """
 
     examples: Collator | None
-    texts: Collator | None
+    texts: Sequence[str]
+    tokenizer: PreTrainedTokenizerBase
     every: int
 
+    @property
+    def digests(self) -> list[str]:
+        """The sha256 of each prompt with its gold answer; figures of other examples are not compared with theirs."""
+        if self.examples is None:
+            return []
+        return [self.examples.digest(row) for row in teacher_prompts(self.examples.pairs)]
+
     def is_due(self, step: int, steps: int) -> bool:
-        """Whether the model is measured after `step` of so many."""
+        """Whether the model is measured after `step` of `steps`."""
         return step == steps or step % (self.every or max(1, steps // TIMES)) == 0
 
     def measure(
-        self, student: Callable[..., Tensor], device: torch.device, micro_batch_tokens: int
+        self, student: Callable[..., Tensor], model: PreTrainedModel, device: torch.device, micro_batch_tokens: int
     ) -> dict[str, float]:
-        """Returns how many gold answers the model would give word for word, in percent, in the mean over placements and
-        at the worst one, and nats a token of these answers and of plain text.
+        """Returns the share of gold answers that the model would give word for word, in percent, as the mean over
+        placements and at the worst one, and nats a token of these answers and of plain text.
 
-        Processes share the prompts, and all of them call this. It changes neither weights nor random numbers.
+        `student` wraps the `model` for all processes, which share the prompts; each reads all texts. Every process
+        calls this. It changes neither weights nor random numbers.
         """
         figures = {}
         if self.examples:
@@ -56,7 +67,7 @@ class Evaluation:
             accuracy = [100 * float(np.mean(rights)) for rights in by_placement.values()]
             figures |= {WORST: min(accuracy), MEAN: float(np.mean(accuracy)), NATS: float(read[:, 0].mean())}
         if self.texts:
-            figures[TEXT] = float(_judge(self.texts, student, device, micro_batch_tokens)[:, 0].mean())
+            figures[TEXT] = -float(np.mean(log_probabilities(model, self.tokenizer, self.texts)))
         return figures
 
 
@@ -65,16 +76,17 @@ def _judge(collate: Collator, student: Callable[..., Tensor], device: torch.devi
     rank, world = rank_and_world()
     rows = teacher_prompts(collate.pairs)
     lengths = [len(collate.input_tokens(row)) for row in rows]
-    found: dict[int, list[float]] = {}
+    judged = np.zeros((len(rows), 2))
     for part in divide_rows(range(len(rows)), lengths, world, most_tokens):
+        own = dict[int, list[float]]()
         for call in part.calls(rank, world):
             batch = collate([rows[index] for index in call]).to(device)
             with torch.no_grad():
-                found.update(zip(call, student(batch, judged=True).tolist()))
-    everything: dict[int, list[float]] = {}
-    for of_process in gather(found):
-        everything |= of_process
-    return np.array([everything[index] for index in range(len(rows))])
+                own.update(zip(call, student(batch, judged=True).tolist()))
+        for of_process in gather(own):
+            for index, row in of_process.items():
+                judged[index] = row
+    return judged
 
 
 def held_out_pairs(
@@ -85,43 +97,16 @@ def held_out_pairs(
     for documents in n_docs:
         placements = spread_placements(documents, n_gold)
         chosen = np.linspace(0, len(placements) - 1, min(MAX_PLACEMENTS, len(placements))).round().astype(int)
-        for index in chosen.tolist():
-            pairs += [_gold_pair(example, placements[index], builder) for example in examples]
+        for placement in [placements[index] for index in chosen.tolist()]:
+            for example in examples:
+                response = Response(
+                    id=example.id,
+                    content=content_key(example),
+                    placement=list(placement.positions),
+                    n_docs=documents,
+                    response="",
+                    token_ids=builder.gold_response(example, placement),
+                    correct=True,
+                )
+                pairs.append(Pair(example, response))
     return pairs
-
-
-def _gold_pair(example: AnyExample, placement: Placement, builder: PromptBuilder) -> Pair:
-    tokens = builder.gold_response(example, placement)
-    return Pair(example, _response(tokens, placement, example.id, content_key(example)))
-
-
-def _response(tokens: list[int], placement: Placement, name: str = "", content: str = "") -> Response:
-    return Response(
-        id=name,
-        content=content,
-        placement=list(placement.positions),
-        n_docs=placement.n_docs,
-        response="",
-        token_ids=tokens,
-        correct=True,
-    )
-
-
-class Continuations:
-    """Makes of plain texts what a `Collator` takes: the first token is the prompt, and the next ones the response."""
-
-    def __init__(self, tokenizer: Any):
-        self.tokenizer = tokenizer
-
-    def __call__(self, text: Any, placement: Placement) -> list[int]:
-        return self.tokenizer(text)["input_ids"][:1]
-
-    def collate(self, texts: Sequence[str]) -> Collator:
-        """Returns a collator of the beginnings of these texts; `PosgapError` if one has a single token."""
-        pairs = []
-        for text in texts:
-            tokens = self.tokenizer(text)["input_ids"][1:MAX_TEXT_TOKENS]
-            if not tokens:
-                raise PosgapError(f"the text {text[:40]!r} has no second token; give longer texts")
-            pairs.append(Pair(text, _response(tokens, Placement((1,), 1))))  # type: ignore[arg-type]  # a text, no example
-        return Collator(pairs, self)  # type: ignore[arg-type]  # which builds prompts of texts

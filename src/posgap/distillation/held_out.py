@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from posgap.foundation.errors import Malformed
 from posgap.foundation.files import read_jsonl
 from posgap.storage.inputs import read_manifest
 
@@ -10,10 +11,16 @@ WORST, MEAN, NATS, TEXT = "eval_worst", "eval_accuracy", "eval_nats", "eval_text
 BEFORE = "_before"  # behind the names of what was measured before the first step
 HISTORY_FILE = "history.jsonl"
 History = Sequence[Mapping[str, float]]
+_SHOWN = (
+    (WORST, "worst position", "{:.1f} %"),
+    (MEAN, "mean", "{:.1f} %"),
+    (TEXT, "plain text", "{:.3f} nats a token"),
+)
 
 
 def best_step(history: History) -> int:
-    """The step after which the worst placement was best, with the fewest nats among equals; 0 if none was measured."""
+    """Returns the step after which the worst placement was best, among equals with the fewest nats; 0 if none was
+    measured."""
     measured = [row for row in history if WORST in row]
     if not measured:
         return 0
@@ -21,25 +28,23 @@ def best_step(history: History) -> int:
 
 
 def describe(history: History, keep: str = "last") -> str:
-    """What was measured before training, and of the model that it kept, in a line; empty if nothing was."""
-    first = history[0]
-    last = history[(best_step(history) if keep == "best" else 0) - 1]
+    """Says what was measured before training and of the model that it kept, in a line; empty if nothing was."""
+    kept = history[best_step(history) - 1 if keep == "best" else -1]
     parts = []
-    for name, words, form in (
-        (WORST, "worst position", "{:.1f} %"),
-        (MEAN, "mean", "{:.1f} %"),
-        (TEXT, "plain text", "{:.3f} nats a token"),
-    ):
-        if name in last:
-            before = first.get(name + BEFORE)
+    for name, words, form in _SHOWN:
+        if name in kept:
+            before = history[0].get(name + BEFORE)
             was = "" if before is None else f"{form.format(before)} before, "
-            parts.append(f"{words} {was}{form.format(last[name])} after")
-    return f"held out: {'; '.join(parts)}" if parts else ""
+            parts.append(f"{words} {was}{form.format(kept[name])} after")
+    return "; ".join(parts)
 
 
 def describe_training(model: Path) -> str:
-    """Returns what was measured while the model of this folder was trained, in a line; empty if nothing was."""
+    """Returns what the history in a model's folder says that was measured in training, in a line; empty if it says
+    nothing. Raises `PosgapError` if it holds anything but numbers."""
     file = model / HISTORY_FILE
-    if not file.is_file():
-        return ""
-    return describe([row for _, row in read_jsonl(file)], read_manifest(model).get("config", {}).get("keep", "last"))
+    history = [row for _, row in read_jsonl(file)] if file.is_file() else []
+    for number, row in enumerate(history, start=1):
+        if not all(isinstance(figure, int | float) for figure in row.values()):
+            raise Malformed("expected numbers alone, as `distill` writes them", at=f"{file}:{number}")
+    return describe(history, read_manifest(model).get("config", {}).get("keep", "last")) if history else ""

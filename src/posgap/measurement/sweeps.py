@@ -152,7 +152,7 @@ class Sweep(Record):
     )
     choices: OptionBias | None = Field(None, description="which slots responses name, if the task asks for one")
     same_place: SamePlace | None = Field(
-        None, description="if most wrong answers name the item at one position: which, and how many"
+        None, description="the position whose item most wrong answers name, and how many do; null if there is none"
     )
     baselines: dict[str, BaselineFigures] = Field({}, description="the same examples, asked in another way")
     categories: list[str] = Field([], description="of each placement of two gold documents")

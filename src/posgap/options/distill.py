@@ -85,17 +85,17 @@ class DistillConfig(*TRAINING_METHODS.bases(), _Training, FramingParameters, _Di
     deepspeed: str = Field("", description="zero2, zero3 or a DeepSpeed JSON file; empty: none")
     eval: OptionalInputPath = Field(
         None,
-        description="held-out examples: while the model trains, how many of their gold answers it would give word for "
-        "word is measured with the gold document at up to five positions",
+        description="held-out examples (at most 64), measured while the model trains: the share of gold answers that "
+        "it would give word for word, with the gold document at up to five positions",
     )
     eval_text: Annotated[OptionalInputPath, RARE] = Field(
         None,
-        description='plain text, lines like {"text": "..."}, whose nats a token are measured while the model trains',
+        description='plain text, lines like {"text": "..."}, measured while the model trains, in nats a token',
     )
     eval_steps: Annotated[int, RARE] = Field(0, ge=0, description="steps between evaluations; 0: ten in all")
-    eval_limit: Annotated[int, RARE] = Field(64, ge=1, description="evaluate by the first so many examples and texts")
     keep: Literal["last", "best"] = Field(
-        "last", description="which model is written: that of the last step, or the best at its worst position in --eval"
+        "last",
+        description="model to write: the last step's, or that of the step with the best worst position in --eval",
     )
     save_steps: Annotated[int, RARE] = Field(
         10, ge=0, description="steps between checkpoints, beside the one at the end; 0: only one at SIGTERM"

@@ -54,14 +54,14 @@ def write_pages(sweep: Sweep, out: Path) -> None:
 def describe_version(name: str, version: str, sweep: Sweep, run: Run, judged_on: str, trained: str) -> None:
     """Gives a version its description, and logs the sweep's figures for its logged model and for the run that promoted
     it. A registered model without a description gets one. `judged_on` says on what the version was judged, `trained`
-    what was measured while it was trained, if anything was.
+    what its training's history says, if anything.
 
     The run has the files of `write_pages`. If MLflow does not answer, it only warns.
     """
     # Lists of versions show the first line, as it is.
     head = f"Gap {_with_interval(sweep.gap, sweep.gap_ci95)}, mean {_with_interval(sweep.mean, sweep.mean_ci95)}."
     picture = f"![Accuracy at each position](get-artifact?run_uuid={run.id}&path={CURVE_FILE})"
-    training = f"While it was trained, {trained}.\n\n" if trained else ""
+    training = f"Held-out figures by its training's history: {trained}.\n\n" if trained else ""
     text = f"{head}\n\nThe verdict was {judged_on}.\n\n{training}{position_gap(sweep)}\n{picture}\n"[:MAX_CHARACTERS]
     source = ""
     try:

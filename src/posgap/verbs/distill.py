@@ -26,7 +26,7 @@ from posgap.distillation.batches import (
 from posgap.distillation.checkpoints import Checkpoints, History
 from posgap.distillation.dropout import without_dropout
 from posgap.distillation.engine import NotFinite, Schedule, train
-from posgap.distillation.evaluation import Continuations, Evaluation, held_out_pairs
+from posgap.distillation.evaluation import MOST, Evaluation, held_out_pairs
 from posgap.distillation.export import Origin, TrainedModel, export
 from posgap.distillation.footprint import CHECKPOINT
 from posgap.distillation.frozen import keep_in_bfloat16
@@ -91,7 +91,7 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     work = ResumableFolder(config.work or files.work_folder(config.out))
     teacher = _teacher(config, work, collate, model, accelerator) if METHODS[config.method].needs_teacher else None
     student = Student(model, objective, teacher)
-    checkpoints = Checkpoints(work / f"checkpoints-{_fingerprint(config, collate)}")
+    checkpoints = Checkpoints(work / f"checkpoints-{_fingerprint(config, collate, evaluation)}")
     try:
         with resumable(after_ctrl_c=config.save_steps > 0):
             _, history = train(
@@ -114,7 +114,8 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
         raise Rejection(f"{error}. They are named in {config.out}.rejected/non_finite.json") from None
     _tell(logging.WARNING, rounding_floor.warning(history))
     _tell(logging.INFO, objective.summarize_weights(history))
-    _tell(RESULT, describe(history, config.keep))
+    held_out = describe(history, config.keep)
+    _tell(RESULT, held_out and f"held out: {held_out}")
     trained = TrainedModel.gather(model, collate(teacher_prompts(pairs[:1])).input_ids, accelerator)
     processes.forget_optimizer(accelerator)  # which would set the peak of memory while the model is written
     origin = Origin(config.model, config.lora_rank, config.export_dtype, config.seed, keeps_steps=config.save_steps > 0)
@@ -221,22 +222,21 @@ def _require_rope_of_length(config: DistillConfig, collate: Collator) -> None:
 
 
 def _evaluation(config: DistillConfig, collate: Collator) -> Evaluation | None:
-    """What is measured while the model trains; None if nothing is asked for."""
+    """Returns what to measure while the model trains; None if nothing."""
     if not config.eval and not config.eval_text:
         return None
+    builder = collate.builder
     held_out = None
     if config.eval:
-        examples = read_examples(config.eval)[: config.eval_limit]
+        examples = read_examples(config.eval)[:MOST]
         learnt = content_keys(pair.example for pair in collate.pairs)
         if with_content_keys(examples, learnt):
-            raise PosgapError(f"{config.eval}: has examples that are learnt; give held-out ones as --eval")
+            raise PosgapError(f"{config.eval}: has training examples; give held-out ones as --eval")
         prompts = sorted({pair.response.n_docs for pair in collate.pairs})
         n_gold = len(collate.pairs[0].response.placement)
-        held_out = Collator(held_out_pairs(examples, collate.builder, prompts, n_gold), collate.builder)
-    texts = None
-    if config.eval_text:
-        texts = Continuations(collate.builder.tokenizer).collate(read_texts(config.eval_text)[: config.eval_limit])
-    return Evaluation(held_out, texts, config.eval_steps)
+        held_out = Collator(held_out_pairs(examples, builder, prompts, n_gold), builder)
+    texts = read_texts(config.eval_text)[:MOST] if config.eval_text else []
+    return Evaluation(held_out, texts, builder.tokenizer, config.eval_steps)
 
 
 def _own_prompts(pairs: Sequence[Pair], draws: Sequence[Draw]) -> list[TrainingPrompt]:
@@ -315,14 +315,16 @@ def _model_digest(config: DistillConfig) -> str:
     return config.digest("model") or commit_on_hub(config.model)
 
 
-def _fingerprint(config: DistillConfig, collate: Collator) -> str:
-    """Identifies a training run: checkpoints of another one are not gone on from."""
+def _fingerprint(config: DistillConfig, collate: Collator, evaluation: Evaluation | None) -> str:
+    """Identifies a training run: checkpoints of another one are not gone on from, nor those with figures of other
+    held-out examples."""
     # So a run that is out of memory can go on in another way, on other processes, and one whose model could not be
     # written as it was to be.
     without_effect = {"micro_batch_tokens", "gradient_checkpointing", "deepspeed", "export_dtype"}
-    without_effect |= {"eval", "eval_text", "eval_steps", "eval_limit", "keep"}
+    without_effect |= {"eval", "eval_text", "eval_steps", "keep"}
     parameters = config.model_dump(mode="json", include=set(config.parameters()) - without_effect)
     read = [collate.digest(row) for row in teacher_prompts(collate.pairs)]
+    read += evaluation.digests if evaluation else []
     return files.digest_of([parameters, _model_digest(config), read])[:16]
 
 

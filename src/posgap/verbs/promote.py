@@ -138,9 +138,9 @@ def _promote_judged(config: PromoteConfig, manifest_of: Path, out: Path, run: Ru
         require_current=lambda: champion_of(verdict, config.name, config.gate, beaten),
         try_out=try_out,
     )
+    trained = describe_training(Path(config.model))
     standing = promote_version(promotion)
     _log_promotion(config.name, standing, tags, out, run)
-    trained = describe_training(Path(config.model))
     describe_version(config.name, standing.version, swept, run, tags[GUARDS], trained)
 
 
