@@ -99,8 +99,11 @@ def served(endpoint: Endpoint, tls: ssl.SSLContext | None = None) -> Iterator[En
         def log_message(self, *_):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 1024  # as servers have it: of more connections at once than its 5 some are reset or hang
+
+    server = Server(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, args=[0.02], daemon=True).start()
     endpoint.url = f"http://127.0.0.1:{server.server_port}/v1"
     if tls:
