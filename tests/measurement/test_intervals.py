@@ -219,7 +219,7 @@ def test_equal_models_differ_by_an_interval_around_zero():
 
 @pytest.mark.full
 @pytest.mark.parametrize(("one", "other"), [(0.7, 0.97), (0.9, 0.9), (0.5, 0.99)])
-@pytest.mark.parametrize("placements", [5, 20])
+@pytest.mark.parametrize("placements", [5, pytest.param(20, marks=pytest.mark.nightly)])
 def test_the_gaps_of_two_flat_models_rarely_differ_however_noisy_one_is(one, other, placements):
     rng, runs, different, estimates = np.random.default_rng(2), 300, 0, []
     for _ in range(runs):

@@ -66,6 +66,7 @@ def test_a_version_says_what_it_is_on_its_page(tmp_path, server, base, model_fol
     assert server.get_registered_model("tiny").description.startswith("Models that posgap's gate admitted")
 
 
+@pytest.mark.nightly
 def test_two_versions_of_the_data_with_approval_and_watching(tmp_path, server, real):
     """A champion that was approved on the old data is watched on the new, fails a stricter policy, and is followed."""
     examples = {"old": tmp_path / "old.jsonl", "new": tmp_path / "new.jsonl"}
