@@ -265,7 +265,7 @@ def test_what_cannot_be_is_refused_in_a_line(config):
         plan_distill(config.model_copy(update={"prompt_tokens": 600}))
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # an 8B model's layers, on CPUs
 def test_a_large_vocabulary_takes_hardly_more_working_memory():
     """An 8B model's, with parameters in pieces, where a micro-batch makes one gradient of the head and no more."""
     taken = [

@@ -101,7 +101,7 @@ def served(endpoint: Endpoint, tls: ssl.SSLContext | None = None) -> Iterator[En
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
-        request_queue_size = 1024  # as servers have it: of more connections at once than its 5 some are reset or hang
+        request_queue_size = 1024  # with http.server's 5, some of 128 connections at once are reset or hang
 
     server = Server(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, args=[0.02], daemon=True).start()

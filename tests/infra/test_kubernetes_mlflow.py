@@ -101,7 +101,7 @@ def running(command: list[str], variables: dict, url: str, authority: str | bool
         process.wait()
 
 
-@pytest.mark.nightly  # two servers of MLflow with their tables, for minutes
+@pytest.mark.nightly  # migrates a database and starts a server each time, for minutes
 @pytest.mark.parametrize("name", ["local", f"local{SECURED}"])
 def test_the_job_makes_the_tables_and_the_deployment_serves_the_bucket(
     database, bucket_server, tmp_path, monkeypatch, name

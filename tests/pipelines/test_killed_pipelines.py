@@ -66,7 +66,7 @@ def has_checkpoint(folder: Path, step: int) -> bool:
     return last_checkpoint(folder) >= step
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # a pipeline whole, killed and resumed, for minutes
 def test_a_killed_pipeline_goes_on_where_it_was(tmp_path, model_folder, empty_store):
     shutil.copy(empty_store, tmp_path / "mlflow.db")
     write_examples(tmp_path / "examples.jsonl", [kv_example(i) for i in range(24)])

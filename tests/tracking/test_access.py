@@ -26,7 +26,7 @@ from posgap.tracking.server import RequestRefused, call_mlflow
 from posgap.verbs.gate import admit
 
 pytest.importorskip("flask_wtf", reason="mlflow's basic-auth app wants Flask-WTF: install the extra mlflow[auth]")
-pytestmark = pytest.mark.nightly  # a server of MLflow with log-ins, for minutes
+pytestmark = pytest.mark.full
 ADMIN = {"MLFLOW_AUTH_ADMIN_PASSWORD": "the-administrator's", "MLFLOW_FLASK_SERVER_SECRET_KEY": "secret"}
 NAME, LAX = "guarded", {"max_gap": 30, "advantageous_tolerance": 30, "mean_tolerance": 30, "allow": ["trial"]}
 

@@ -68,7 +68,7 @@ def place(tmp_path_factory, empty_store, model_folder):
         yield uri, proxy, candidate
 
 
-# A lost write and a false read with every change, the others each night: a lie takes a promotion, often with retries.
+# With every change a write that is lost and a success that is none; the others each night: each takes a promotion.
 EACH_TIME = ("aliases are dropped", "200 with an error, of all")
 
 

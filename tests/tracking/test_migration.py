@@ -75,7 +75,7 @@ def ended(process: subprocess.Popen) -> tuple[int, str]:
     return process.returncode, (err if process.returncode else out).splitlines()[-1]
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # two starters and a server wait for each other, for minutes
 def test_two_starters_make_an_empty_database_s_tables_once_and_a_server_waits(database):
     with running("wait") as waiting:
         assert waiting.stdout.readline().startswith(f"{WAITS}no revision, and is to have ")
@@ -86,7 +86,6 @@ def test_two_starters_make_an_empty_database_s_tables_once_and_a_server_waits(da
     assert ask("SELECT name FROM experiments") == ask("SELECT username FROM users") == []
 
 
-@pytest.mark.nightly
 def test_an_older_server_is_waited_for_and_what_is_in_its_tables_is_kept(database):
     make_older()
     older = psycopg.connect(application_name="an older server")
