@@ -156,6 +156,7 @@ def test_people_are_told_where_to_look(demo):
     assert "posgap-demo version 1 is the champion" in demo.shown
 
 
+@pytest.mark.nightly
 def test_a_second_demo_reuses_what_is_complete(demo, kv_file, tracked):
     posgap_demo(demo.out, kv_file)
     again = max((demo.work / "pipeline").iterdir(), key=lambda p: p.stat().st_mtime)

@@ -247,6 +247,7 @@ def test_a_model_that_forgot_plain_text_is_refused_from_end_to_end(places, model
     assert again.evidence_gaps == ["guard text: other texts were measured than those that the policy names"]
 
 
+@pytest.mark.nightly
 @pytest.mark.full  # promotes, and asks two models again
 def test_what_was_measured_of_guards_is_not_believed(places, model_folder, mlflow_store):
     base = swept(places, model_folder, "base")

@@ -120,7 +120,11 @@ def test_the_policy_is_passed_where_every_rule_is():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("assumed", [ASSUMED, PAIR, SHARED], ids=["seven", "two", "shared"])
+@pytest.mark.parametrize(
+    "assumed",
+    [pytest.param(ASSUMED, marks=pytest.mark.nightly), pytest.param(PAIR, marks=pytest.mark.nightly), SHARED],
+    ids=["seven", "two", "shared"],
+)
 def test_with_the_least_number_enough_pass_and_with_a_twentieth_less_they_do_not(assumed, monkeypatch):
     """Whatever share is asked for, so that a first look at few sweeps promises too much of some and too little of
     others."""

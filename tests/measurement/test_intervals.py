@@ -192,7 +192,7 @@ def test_f1_scores_have_their_own_variance_and_never_more_than_binary_ones():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("truth", [0.0, 0.08])
+@pytest.mark.parametrize("truth", [0.0, pytest.param(0.08, marks=pytest.mark.nightly)])
 def test_intervals_of_differences_cover(truth):
     rng, covered = np.random.default_rng(1), np.zeros(4)
     for _ in range(RUNS):

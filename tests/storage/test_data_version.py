@@ -142,6 +142,7 @@ def test_a_pipeline_trains_on_what_is_new_and_skips_what_is_not(bucket, data, cr
     assert steps("six", only_new=False) == {"data_version"}
 
 
+@pytest.mark.nightly
 @pytest.mark.full
 def test_another_recipe_is_something_new_where_the_champion_says_how_it_was_made(tmp_path, crown, model_folder):
     write_examples(tmp_path / "data.jsonl", [kv_example(0)])
@@ -159,6 +160,7 @@ def test_another_recipe_is_something_new_where_the_champion_says_how_it_was_made
     assert (changed("r1"), changed("r2"), changed("")) == ([], ["recipe"], [])
 
 
+@pytest.mark.nightly
 @pytest.mark.full
 def test_keys_change_with_the_content_behind_a_place_and_with_nothing_else(bucket, data, crown, tmp_path, model_folder):
     model = copy_of(model_folder, tmp_path / "base-model")

@@ -53,6 +53,7 @@ def test_history_shows_who_was_champion_and_rollback_brings_the_former_back(tmp_
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.full
 def test_what_was_rolled_back_returns_only_with_a_reason(tmp_path, base, model_folder, capsys):
     client = mlflow.MlflowClient()
