@@ -263,6 +263,7 @@ def evidence(correct: np.ndarray) -> SimpleNamespace:
     placements = [[position + 1] for position in range(correct.shape[1])]
     return SimpleNamespace(
         correct=correct,
+        gains_over=lambda reference: correct - reference.correct,
         baselines={},
         sweep=SimpleNamespace(
             task="qa", asked_task=TASKS["qa"], n_docs=len(placements), placements=placements, filled=None
@@ -563,8 +564,8 @@ def passed_with_missing(missing: float, n: int, runs: int) -> float:
         references = pairs(better, n, TOGETHER, rng)[1]
         rng.bit_generator.state = state  # the same difficulties
         candidates = pairs(worse, n, TOGETHER, rng)[0]
-        references = references * (rng.random(references.shape) >= missing)
-        differences = (candidates - references).mean(axis=-1, dtype=float)
+        # As `Evidence.gains_over` says: what the reference left unanswered is no difference.
+        differences = ((candidates - references) * (rng.random(references.shape) >= missing)).mean(axis=-1, dtype=float)
         wrong += int(difference_reaches(differences, least, LEVEL).sum())
     return 100 * wrong / (runs // TOGETHER * TOGETHER)
 

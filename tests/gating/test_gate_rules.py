@@ -15,11 +15,12 @@ from posgap.cli.main import main
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl, write_jsonl
 from posgap.gating.demands import Policy
-from posgap.gating.rules import Consistency, GateInputs, Ruling, Useful
+from posgap.gating.rules import Consistency, GateInputs, Mean, Ruling, Useful
 from posgap.gating.verdict import Verdict, judge
 from posgap.measurement import statistics
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.filling import FillRecord
+from posgap.measurement.predictions import read_predictions
 from posgap.measurement.sweeps import read_sweep
 from posgap.options.plan_gate import PlanGateConfig
 from posgap.tasks.registry import TASKS
@@ -348,3 +349,23 @@ def test_consistency_is_the_share_of_examples_with_one_choice_in_every_order(tmp
     sweep.asked_task = TASKS["kv"]
     with pytest.raises(PosgapError, match="min_consistency: the task kv has no items to choose from; leave it out"):
         Consistency().judge(asked, case)
+
+
+@pytest.mark.parametrize("left", [0, 2])
+def test_what_a_champion_left_unanswered_hides_no_loss(tmp_path, left):
+    """A candidate loses at one position what the champion left unanswered at another: a loss, and none to make up."""
+    lost = np.ones((N, 5))
+    lost[:left, 2] = 0
+    candidate = Evidence(write_sweep(tmp_path / "candidate", lost))
+    folder = write_sweep(tmp_path / "champion", wrong(left, 0, 0, 0, 0))
+    rows = read_predictions(folder)
+    for row in rows:
+        if not row["correct"]:
+            row["outcome"] = "failed"
+    champion = Evidence(folder, None, rows)
+    gains = candidate.gains_over(champion.reorder_like(candidate))
+    assert gains.mean(axis=0).tolist() == [0, 0, -left / N, 0, 0]
+    # The other way round nothing is taken back: what a candidate leaves unanswered is wrong.
+    assert champion.gains_over(candidate).mean(axis=0).tolist() == [-left / N, 0, left / N, 0, 0]
+    ruling = Mean().judge(Mean.Limits(), GateInputs(candidate, champion, None))
+    assert ruling.estimate == pytest.approx(-100 * left / N / 5)

@@ -114,6 +114,9 @@ def test_every_placement_counts_and_not_their_mean(tmp_path):
             self.correct = scores
             self.sweep = type("Swept", (), {"placements": [[1], [3], [5]], "task": "kv", "n_docs": 5})
 
+        def gains_over(self, reference):
+            return self.correct - reference.correct
+
     ruling = GuardRule("g").judge(Guard(tolerance=10), Judged(Known(lost), Known(right)))
     assert ruling.outcome == "fail" and ruling.estimate == -50
     assert GuardRule("g").judge(Guard(tolerance=10), Judged(Known(right), Known(right))).passed

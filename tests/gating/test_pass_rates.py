@@ -23,7 +23,12 @@ SHARED = Assumptions(placements=12, mean=0.9, correlation=0.5, agreement=0.8, sh
 def evidence(correct: np.ndarray) -> SimpleNamespace:
     placements = [[at + 1] for at in range(correct.shape[1])]
     asked = {"task": "qa", "n_docs": len(placements), "placements": placements, "filled": None, "categories": []}
-    return SimpleNamespace(correct=correct, sweep=SimpleNamespace(**asked, asked_task=TASKS["qa"]), baselines={})
+    return SimpleNamespace(
+        correct=correct,
+        gains_over=lambda reference: correct - reference.correct,
+        sweep=SimpleNamespace(**asked, asked_task=TASKS["qa"]),
+        baselines={},
+    )
 
 
 @pytest.mark.parametrize(

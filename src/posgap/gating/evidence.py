@@ -169,8 +169,7 @@ def evidence_gaps(sweep: Sweep, policy: Policy) -> list[str]:
 
 
 def unanswered_references(inputs: GateInputs, policy: Policy) -> list[str]:
-    """Why base or champion are nothing to compare with: prompts that they did not answer count as wrong, and beyond
-    the policy's bound that would flatter the candidate."""
+    """Why base or champion are nothing to compare with: they left more prompts unanswered than the policy allows."""
     return [
         f"{role}: {reference.outcomes.phrase(reference.sweep.placements)}, and the gate allows "
         f"{policy.max_unanswered:g} %"

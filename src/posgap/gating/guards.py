@@ -94,13 +94,13 @@ class GuardRule(GateRule):
         if isinstance(inputs.candidate, TextScores):
             return self.judge(limits, inputs).passed
         least = -(limits.tolerance or 0.0) / 100
-        differences = [inputs.candidate.correct - each.correct for each in inputs.references.values()]
+        differences = [inputs.candidate.gains_over(each) for each in inputs.references.values()]
         return all(statistics.difference_reaches(each, least, inputs.error).all() for each in differences)
 
     def _rule_on_sweeps(self, least: float, inputs: GateInputs, role: str, reference: Evidence) -> Ruling:
         """Every placement must keep what it had, so each lower bound has the whole error (intersection-union); one that
         lost is enough to break the rule, so upper bounds share it (Bonferroni)."""
-        differences = np.subtract(inputs.candidate.correct, reference.correct, dtype=float)
+        differences = inputs.candidate.gains_over(reference)
         means = differences.mean(axis=0)
         low = statistics.difference_interval(differences, inputs.error)[:, 0].min()
         high = statistics.difference_interval(differences, inputs.error / differences.shape[1])[:, 1].min()

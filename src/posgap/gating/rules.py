@@ -249,14 +249,14 @@ class Mean(GateRule):
         successor could lose the tolerance anew."""
         rulings = []
         for role, reference in inputs.references.items():
-            differences = (inputs.candidate.correct - reference.correct).mean(axis=-1)
+            differences = inputs.candidate.gains_over(reference).mean(axis=-1)
             meaning = f"mean against the {role}"
             rulings.append(self.rule_on_loss(meaning, differences, limits.mean_tolerance, inputs.error))
         return min(rulings, key=lambda ruling: ruling.interval[0])
 
     def is_passed(self, limits: Limits, inputs: GateInputs) -> bool:
         least = -limits.mean_tolerance / 100
-        differences = [(inputs.candidate.correct - each.correct).mean(axis=-1) for each in inputs.references.values()]
+        differences = [inputs.candidate.gains_over(each).mean(axis=-1) for each in inputs.references.values()]
         return all(bool(statistics.difference_reaches(each, least, inputs.error)) for each in differences)
 
     def simulate(self, limits: Limits, sweeps: "SimulatedSweeps") -> "np.ndarray":
@@ -285,7 +285,7 @@ class Advantageous(GateRule):
         other."""
         reference = inputs.reference
         role = inputs.reference_role
-        differences = inputs.candidate.correct - reference.correct
+        differences = inputs.candidate.gains_over(reference)
         estimate, interval, chosen = statistics.difference_at_best(differences, reference.correct, inputs.error)
         where = " or ".join(format_positions(reference.sweep.placements[column]) for column in chosen)
         meaning = f"accuracy where the {role} is best (position {where}), against it"

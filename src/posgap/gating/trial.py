@@ -355,6 +355,7 @@ class DecidingEdits:
         edited = copy.copy(self.evidence)
         edited.scores = scores
         edited.correct = edited.sample.average(scores)
+        edited.unanswered = np.where(scores == self.evidence.scores, self.evidence.unanswered, 0)
         sweeps: dict[str, Any] = {self.role: edited}
         return replace(self.inputs, **sweeps)
 

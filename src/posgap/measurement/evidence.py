@@ -1,6 +1,7 @@
 """A sweep with its examples and their scores, as its predictions say."""
 
 import copy
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,13 +15,16 @@ from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.tasks.positions import format_positions
 
 
-def _scores_of(predictions: Sequence[Prediction], sweep: Sweep, path: Path) -> tuple[list[str], list[str], np.ndarray]:
-    """Example ids [E], their contents [E] and scores [E, P] of a sweep, which is at `path`; `PosgapError`
-    if the predictions are not all of it."""
+def _scores_of(
+    predictions: Sequence[Prediction], sweep: Sweep, path: Path
+) -> tuple[list[str], list[str], np.ndarray, np.ndarray]:
+    """Example ids [E], their contents [E], scores [E, P] and shares of unanswered samples [E, P] of a sweep, which is
+    at `path`; `PosgapError` if the predictions are not all of it."""
     column = {tuple(p): i for i, p in enumerate(sweep.placements)}
     samples = sweep.asked.samples
     scores: dict[str, list[float | None]] = {}  # of every placement and sample
     contents: dict[str, str] = {}
+    unanswered: Counter[tuple[str, int]] = Counter()
     for row in swept_rows(predictions):
         where = tuple(row["placement"])
         sample = row.get("sample", 0)
@@ -29,9 +33,11 @@ def _scores_of(predictions: Sequence[Prediction], sweep: Sweep, path: Path) -> t
             fault = "was predicted twice" if where in column and sample < samples else "is no placement of this sweep"
             raise PosgapError(f"{path}: predictions of {row['id']}: {format_positions(where)} {fault}")
         contents.setdefault(row["id"], row["content"])
-        if row["correct"] and row.get("outcome", "answered") != "answered":
-            place = format_positions(where)
-            raise PosgapError(f"{path}: predictions of {row['id']}: {row['outcome']} at {place}, and yet right")
+        if row.get("outcome", "answered") != "answered":
+            if row["correct"]:
+                place = format_positions(where)
+                raise PosgapError(f"{path}: predictions of {row['id']}: {row['outcome']} at {place}, and yet right")
+            unanswered[row["id"], column[where]] += 1
         of_example[column[where] * samples + sample] = row["correct"]
     for row in predictions:  # those of baselines too
         if contents.get(row["id"], row["content"]) != row["content"]:
@@ -39,12 +45,17 @@ def _scores_of(predictions: Sequence[Prediction], sweep: Sweep, path: Path) -> t
     if any(None in of_example for of_example in scores.values()) or len(scores) != sweep.n_examples:
         raise PosgapError(f"{path}: predictions are missing; sweep again with --force")
     correct = np.array(list(scores.values()), dtype=float).reshape(len(scores), len(column), samples).mean(axis=2)
-    return list(scores), list(contents.values()), correct
+    shares = np.zeros_like(correct)
+    at = {example: i for i, example in enumerate(scores)}
+    for (example, placement), count in unanswered.items():
+        shares[at[example], placement] = count / samples
+    return list(scores), list(contents.values()), correct, shares
 
 
 class Evidence:
-    """A sweep with the `ids` [E], `contents` [E] and `scores` [E, P] of its examples, how its prompts ended, and the
-    scores of its baselines, all as its predictions say and in their order.
+    """A sweep with the `ids` [E], `contents` [E] and `scores` [E, P] of its examples, the shares of their samples that
+    went `unanswered` [E, P], how its prompts ended, and the scores of its baselines, all as its predictions say and in
+    their order.
 
     Statistics rest on `correct [n, P]`, the scores of the `sample`: groups of examples count once, and no order of
     lines matters. Columns are as in the sweep's `placements`.
@@ -57,7 +68,7 @@ class Evidence:
         self.path = path
         self.sweep = sweep or read_sweep(path)
         predictions = read_predictions(path) if predictions is None else predictions
-        self.ids, self.contents, self.scores = _scores_of(predictions, self.sweep, path)
+        self.ids, self.contents, self.scores, self.unanswered = _scores_of(predictions, self.sweep, path)
         self.sample = Sample(self.contents, self.sweep.groups)
         self.correct = self.sample.average(self.scores)
         self.outcomes = outcomes_of(predictions, self.sweep.placements)
@@ -76,6 +87,15 @@ class Evidence:
         ordered.ids = [self.ids[i] for i in order]
         ordered.contents = reference.contents
         ordered.sample = reference.sample
-        ordered.scores = self.scores[order]
+        ordered.scores, ordered.unanswered = self.scores[order], self.unanswered[order]
         ordered.baselines = {name: each._replace(scores=each.scores[order]) for name, each in self.baselines.items()}
         return ordered
+
+    def gains_over(self, reference: "Evidence") -> np.ndarray:
+        """Returns the differences from a reference [n, P], whose examples must stand in the same order.
+
+        What the reference left unanswered is no difference: counted as its mistakes it would hide as large a loss.
+        """
+        if not reference.unanswered.any():
+            return self.correct - reference.correct
+        return self.sample.average(self.scores * (1 - reference.unanswered) - reference.scores)
