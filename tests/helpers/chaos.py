@@ -51,6 +51,11 @@ TRIED = {
     "test_a_registry_verb_killed_at_any_moment_leaves_one_truth": (
         "SIGKILL: approve, rollback, MLflow on {}",
         "the champion before or after; the next completes it; one history, no lease held", "kills"),
+    "test_a_promotion_that_mlflow_breaks_off_leaves_the_champion": (
+        "MLflow during a promotion: {}",
+        "one line; the champion stays; the same command then promotes, nothing twice", ""),
+    "test_a_server_killed_during_a_promotion_has_it_completed_after_its_restart": (
+        "SIGKILL: MLflow's server, {}", "one line; the same command then promotes: one history, nothing twice", ""),
     "test_a_command_that_is_disturbed_at_any_request_ends_no_run_otherwise": (
         "MLflow, at each request of the next command: 500", "the run is in MLflow in the end, FINISHED and whole", ""),
     "test_a_killed_pipeline_goes_on_where_it_was": (
@@ -64,8 +69,8 @@ TRIED = {
     HANGS: ("all of these, one after another", "each comes to an end", ""),
 }  # fmt: skip
 FILES = ("verbs/test_kills.py", "verbs/test_fuzz.py", "tracking/test_tracking.py", "storage/test_s3_faults.py",
-         "models/test_hub.py", "tracking/test_promotion_races.py", "pipelines/test_killed_pipelines.py",
-         "generation/test_openai.py")  # fmt: skip
+         "models/test_hub.py", "tracking/test_promotion_races.py", "tracking/test_lying_server.py",
+         "pipelines/test_killed_pipelines.py", "generation/test_openai.py")  # fmt: skip
 
 
 @dataclass

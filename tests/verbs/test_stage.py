@@ -12,6 +12,7 @@ from posgap.foundation import files
 from posgap.foundation.errors import PosgapError, Rejection
 from posgap.storage.inputs import read_manifest
 from posgap.tracking.runs import start_run
+from posgap.tracking.server import NoAnswer
 from posgap.verbs.frame import stage
 
 
@@ -112,6 +113,12 @@ def test_without_a_tracking_server_results_are_kept_and_one_line_says_so(tmp_pat
     assert read_manifest(tmp_path / "out")["mlflow_run_id"] == ""
     (record,) = caplog.records
     assert "MLflow tracking server http://127.0.0.1:9 cannot be reached" in record.getMessage()
+
+
+def test_a_run_that_the_registry_needs_fails_as_mlflow_did(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    with start_run("promote", {}, tmp_path / "out") as run, pytest.raises(NoAnswer):
+        run.required_id()
 
 
 @pytest.mark.usefixtures("mlflow_store")

@@ -31,6 +31,7 @@ from posgap.tracking.parents import PARENT_TAG, PIPELINE_TAG, STAGE_TAG, parent_
 from posgap.tracking.server import (
     BYTES_PER_SECOND,
     CALL_SECONDS,
+    HOW_TO_TRACK,
     MAX_CHARACTERS,
     ONCE,
     STAGE,
@@ -231,16 +232,17 @@ class Run:
         self._unlogged = unlogged  # None once the run has ended
         self._record = unlogged.record if unlogged else None
         self.key = unlogged.folder.name if unlogged else ""
-        self._answers, self._metrics_wait_until = True, 0.0
+        self._failure: TrackingError | None = None  # of MLflow, after which it is asked only once more
+        self._metrics_wait_until = 0.0
 
     @property
     def id(self) -> str:
         return self._record.id if self._record else ""
 
     def required_id(self) -> str:
-        """Returns the run's id. Raises `PosgapError` if MLflow did not take the run."""
+        """Returns the run's id. Raises `TrackingError` if MLflow did not take the run, or nothing is tracked."""
         if not self.id:
-            raise PosgapError("MLflow did not take this run, which the registry needs: the line above says why")
+            raise self._failure or RequestRefused(f"this needs MLflow: {HOW_TO_TRACK}")
         return self.id
 
     def params(self, values: Mapping[str, object]) -> None:
@@ -300,20 +302,20 @@ class Run:
 
     def _send(self, last: bool = False) -> bool:
         """Sends what is pending, unless the server failed before, or once more at the end; whether nothing is left."""
-        if not (self._unlogged and (self._answers or last)):
+        if not (self._unlogged and (last or not self._failure)):
             return False
         began = time.monotonic()
         has_metrics = bool(self._unlogged.record.metrics)
         try:
-            self._unlogged.send(STAGE if self._answers else ONCE)
+            self._unlogged.send(ONCE if self._failure else STAGE)
         except TrackingError as error:
-            if self._answers:
+            if not self._failure:
                 log.warning(
                     "%s. The output will be whole without it: run the command again when the server answers, and its "
                     "run is logged then",
                     error,
                 )
-            self._answers = False
+            self._failure = error
             return False
         if has_metrics:
             now = time.monotonic()
