@@ -204,7 +204,7 @@ def test_waits_grow_and_are_never_all_the_same(monkeypatch):
         ((200, {}, "garbage"), "the answer is not a completion: "),
         (0.3, "no answer within 0.05 s (4 tries)"),
         ((400, {}, '{"error": {"message": "no such language"}}'), "400 Bad Request: no such language"),
-        ((200, {}, '{"error": {"code": 502, "message": "upstream"}}'), "200 OK: upstream (4 tries)"),
+        ((200, {}, '{"error": {"code": 502, "message": "upstream"}}'), "502 Bad Gateway (in the body of a 200): up"),
     ],
     ids=str,
 )
@@ -215,14 +215,14 @@ def test_a_prompt_without_any_usable_answer_has_failed_and_the_others_are_answer
     assert b.reason.startswith(reason) and "\n" not in b.reason
 
 
-@pytest.mark.parametrize("status", [400, 422])
+@pytest.mark.parametrize("status", [400, 422, 200])
 def test_one_prompt_tells_that_the_model_s_name_or_the_key_is_wrong(status):
     def refuse_slowly(text, times):
         time.sleep(0.05 if text == "Hello" else 0)
-        return status, {}, "Invalid model name"
+        return status, {}, json.dumps({"error": {"message": "Invalid model name", "type": "BadRequestError"}})
 
     with served(Endpoint(shouted, refuse_slowly)) as endpoint:
-        with pytest.raises(PosgapError, match=f"{status} .*: Invalid model name; .*check the model's name and the key"):
+        with pytest.raises(PosgapError, match=f"{status}.*: Invalid model name; .*check the model's name and the key"):
             ask(endpoint, [str(i) for i in range(100)])
         assert endpoint.seen == {"0": 1, "Hello": 1}
 
@@ -250,6 +250,12 @@ def test_an_endpoint_that_fails_for_every_prompt_ends_the_sweep(status):
             "404 Not Found: no such model; check the address (http or https, with or without /v1)",
         ),
         ((307, {"Location": "/elsewhere"}, ""), "307 Temporary Redirect; check the address"),
+        (
+            (200, {}, '{"error": {"code": 401, "message": "bad key"}}'),
+            "401 Unauthorized (in the body of a 200): bad key",
+        ),
+        ((200, {}, '{"error": {"code": "insufficient_quota", "message": "pay"}}'), "402 Payment Required (in the body"),
+        ((200, {}, '{"error": {"type": "overloaded_error", "message": "wait"}}'), "gave up after 4 tries: 503"),
         ((402, {}, '{"error": "no money"}'), "402 Payment Required: no money"),
         ((429, {}, '{"error": {"code": "insufficient_quota", "message": "pay"}}'), "429 Too Many Requests: pay"),
         ((503, {}, "try later"), "gave up after 4 tries: 503 Service Unavailable: try later; what was answered"),
@@ -257,7 +263,7 @@ def test_an_endpoint_that_fails_for_every_prompt_ends_the_sweep(status):
     ids=str,
 )
 def test_what_no_other_prompt_would_change_ends_the_sweep_at_once(wrong, complaint):
-    seconds = 1 if wrong[0] == 503 else 5  # while an endpoint is busy with one request it is not asked another
+    seconds = 1 if "gave up" in complaint else 5  # while an endpoint is busy with one request it is not asked another
     with served(Endpoint(shouted, lambda text, times: wrong if text == "a" else seconds)) as endpoint:
         started = time.monotonic()
         with pytest.raises(PosgapError) as raised:
@@ -342,21 +348,22 @@ def test_the_newer_name_of_the_token_limit_is_learnt():
 
 
 @pytest.mark.parametrize(
-    "refusal",
+    ("status", "refusal"),
     [
-        {"error": {"message": "Unsupported value: 'temperature' does not support 0 with this model.",
-                   "type": "invalid_request_error", "param": "temperature", "code": "unsupported_value"}},
-        {"error": {"message": "`temperature` is deprecated for this model.", "type": "invalid_request_error"}},
-        {"detail": [{"type": "extra_forbidden", "loc": ["body", "temperature"], "msg": "Extra inputs are not permitted",
-                     "input": 0.0}]},
+        *((status, {"error": {"message": "Unsupported value: 'temperature' does not support 0 with this model.",
+                   "type": "invalid_request_error", "param": "temperature", "code": "unsupported_value"}})
+          for status in (400, 200)),
+        (400, {"error": {"message": "`temperature` is deprecated for this model.", "type": "invalid_request_error"}}),
+        (400, {"detail": [{"type": "extra_forbidden", "loc": ["body", "temperature"], "input": 0.0,
+                           "msg": "Extra inputs are not permitted"}]}),
     ],
-    ids=["param", "message", "detail"],
+    ids=["param", "in a 200", "message", "detail"],
 )  # fmt: skip
-def test_parameters_that_the_endpoint_does_not_take_are_left_out_after_one_line(refusal, caplog):
+def test_parameters_that_the_endpoint_does_not_take_are_left_out_after_one_line(status, refusal, caplog):
     def misbehave(text, times):
         with endpoint.lock:
             body = next(body for body in reversed(endpoint.bodies) if body["messages"][0]["content"] == text)
-        return (400, {}, json.dumps(refusal)) if "temperature" in body else None
+        return (status, {}, json.dumps(refusal)) if "temperature" in body else None
 
     with served(Endpoint(shouted, misbehave)) as endpoint:
         asking = generator(endpoint)

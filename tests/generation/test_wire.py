@@ -84,9 +84,48 @@ def test_a_reason_that_is_not_known_is_handed_on():
     assert not read_answer(body({"content": "a"}, "end_turn")).unknown_reason
 
 
-def test_what_a_gateway_says_in_a_200_is_in_the_complaint():
-    for sent in ({"choices": None, "base_resp": {"status_msg": "wrong key"}}, {"code": 500, "msg": "wrong key"}):
-        with pytest.raises(ValueError, match="has no choices: wrong key"):
+# Shapes of LiteLLM, OpenRouter, Ollama, vLLM, Azure, Google, MiniMax, DashScope, Qianfan and SiliconFlow.
+SAID_IN_A_200 = [
+    (401, {"error": {"message": "litellm.AuthenticationError: no", "type": None, "param": None, "code": "401"}}),
+    (401, {"error": {"message": "User not found.", "code": 401}, "user_id": "u"}),
+    (401, {"error": {"message": "no", "type": "invalid_request_error", "code": "invalid_api_key"}}),
+    (401, {"error": "Unauthorized"}),
+    (401, {"error": {"message": "no", "status": "UNAUTHENTICATED"}}),
+    (401, {"choices": None, "base_resp": {"status_code": 1004, "status_msg": "login fail: wrong key"}}),
+    (401, {"code": "InvalidApiKey", "message": "no", "request_id": "r"}),
+    (401, {"statusCode": 401, "message": "Access token is missing"}),
+    (401, {"error_code": 110, "error_msg": "Access token: invalid access_token"}),
+    (402, {"error": {"message": "This request requires more credits", "code": 402}}),
+    (402, {"error": {"message": "pay", "type": "insufficient_quota", "code": "insufficient_quota"}}),
+    (403, {"error": {"message": "no", "status": "PERMISSION_DENIED"}}),
+    (404, {"error": {"message": "no", "type": "invalid_request_error", "code": "model_not_found"}}),
+    (404, {"error": "model 'x' not found"}),
+    (404, {"error": {"code": "DeploymentNotFound", "message": "no"}}),
+    (404, {"code": 20012, "message": "Model does not exist. Please check it carefully.", "data": None}),
+    (400, {"object": "error", "message": "no", "type": "BadRequestError", "param": None, "code": 400}),
+    (400, {"error": {"message": "no", "type": "invalid_request_error", "code": "context_length_exceeded"}}),
+    (400, {"error": {"message": "This model's maximum context length is 10 tokens"}}),
+    (429, {"error": {"message": "Rate limit exceeded: free-models-per-day", "code": 429}}),
+    (429, {"error": {"message": "no", "type": "invalid_request_error", "code": "rate_limit_exceeded"}}),
+    (503, {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}),
+    (503, {"error": "model x not found here: temporarily at capacity"}),
+    (504, {"error": {"message": "Request timed out."}}),
+    (500, {"code": 500, "msg": "invalid key", "success": False}),
+    (502, {"choices": [{"error": {"code": 502, "message": "upstream"}, "finish_reason": "error"}]}),
+    (200, {"error": {"message": "Something went wrong", "code": 1234}}),
+    (200, {"error": {"message": "x" * 300 + " invalid api key"}}),
+]
+
+
+@pytest.mark.parametrize(("status", "sent"), SAID_IN_A_200, ids=str)
+def test_an_error_in_a_200_has_the_status_that_it_means(status, sent):
+    fault = read_answer(json.dumps(sent).encode())
+    assert isinstance(fault, Fault) and (fault.status, fault.is_in_success) == (status, status != 200)
+
+
+def test_a_200_without_choices_that_says_too_little_is_no_completion():
+    for sent in ({"code": 0, "msg": "strange"}, {"base_resp": {"status_code": 1000, "status_msg": "strange"}}):
+        with pytest.raises(ValueError, match="has no choices: strange"):
             read_answer(json.dumps(sent).encode())
 
 
@@ -144,8 +183,8 @@ def test_what_a_content_filter_refused_is_told_from_other_faults(status, sent, i
 def test_an_error_in_the_place_of_a_completion_is_a_fault():
     fault = read_answer(b'{"error": {"code": "content_filter", "message": "no"}}')
     assert isinstance(fault, Fault) and fault.is_of_a_filter
-    within = read_answer(b'{"choices": [{"error": {"code": 502, "message": "upstream"}, "finish_reason": "error"}]}')
-    assert str(within) == "200 OK: upstream"
+    bare = read_answer(b'{"code": "DataInspectionFailed", "message": "no"}')
+    assert isinstance(bare, Fault) and bare.is_of_a_filter
 
 
 @pytest.mark.parametrize(

@@ -288,7 +288,6 @@ class OpenAIGenerator:
     def _read(self, response: Response, opened: str | None, asked: str) -> EndpointAnswer | Fault:
         """What came back; raises `TransientError` if that may be another thing the next time."""
         hide = self.client.hide
-        status = response.status
         body = response.body
         self.window.note_limits(response.headers)
         if response.is_success:
@@ -297,16 +296,17 @@ class OpenAIGenerator:
             except ValueError as error:
                 beginning = body[:100].decode("utf-8", "replace")
                 raise TransientError(hide(f"the answer is not a completion: {error}: {beginning!r}")) from None
-            if isinstance(answer, EndpointAnswer) or answer.is_of_a_filter:
-                return answer
-            raise TransientError(hide(str(answer)))
-        fault = read_fault(status, body)
-        if status in (408, 409, 425, 429) or status >= 500:
-            if fault.is_of_a_spent_account:
-                raise self._error(hide(str(fault)), f"when the account is filled, {RESUMES}")
-            wait = self._wait_seconds(response, fault)
-            raise (BusyError if status in BUSY_STATUSES else TransientError)(hide(str(fault)), wait)
-        return fault
+        else:
+            answer = read_fault(response.status, body)
+        if isinstance(answer, EndpointAnswer) or answer.is_of_a_filter:
+            return answer
+        status = answer.status
+        if status < 300 or status in (408, 409, 425, 429) or status >= 500:
+            if answer.is_of_a_spent_account:
+                raise self._error(hide(str(answer)), f"when the account is filled, {RESUMES}")
+            wait = self._wait_seconds(response, answer)
+            raise (BusyError if status in BUSY_STATUSES else TransientError)(hide(str(answer)), wait)
+        return answer
 
     def _wait_seconds(self, response: Response, fault: Fault) -> float:
         """The seconds that Retry-After asks for, in which no other request is sent either."""
@@ -336,7 +336,8 @@ class OpenAIGenerator:
         if not self.failures.answered and not self._has_tried_a_word:
             self._has_tried_a_word = True
             response = await self.client.post(self.fields.fields(Prompt("Hello"), Sampling(16)))
-            if response.status == fault.status and not read_fault(response.status, response.body).is_of_a_filter:
+            again = self._read(response, None, "Hello")
+            if isinstance(again, Fault) and again.status == fault.status and not again.is_of_a_filter:
                 raise self._error(f"{words}; it refuses a word alike: check the model's name and the key")
         return Completion("", [], "failed", reason=words)
 

@@ -30,6 +30,22 @@ _REFUSAL_OF_A_PARAMETER = re.compile(
     r"only the default|must be|cannot be|can only",
     re.IGNORECASE,
 )
+# What an error in a 200 means, by the words of its code and type, or else by its message. What may pass comes first.
+_MEANINGS = [
+    (status, re.compile(words, re.IGNORECASE))
+    for status, words in (
+        (429, r"rate.?limit|too.?many.?requests|throttl|resource.?exhausted"),
+        (503, r"overload|unavailable|(?:is|too) busy|server.?busy|at capacity|try again|temporar"),
+        (504, r"time.?out|timed.out|deadline"),
+        (402, r"insufficient.?(?:quota|balance|credit|fund)|payment.required|arrear"),
+        (401, r"unauthori[sz]ed|unauthenticated|key not valid|auth(?:entication)?.?(?:error|fail)|login fail|"
+              r"(?:invalid|incorrect|wrong|missing|no).{0,9}(?:key\b|access.?token|credential)"),
+        (403, r"permission|forbidden|access.?denied"),
+        (404, r"not.?found|(?:model|deployment)\b.{0,80} not exist|(?:unknown|no such|invalid).?model"),
+        (400, r"invalid.?(?:request|param|argument|value)|bad.?request|validation|unsupported|too long|"
+              r"context.?(?:length|window)"),
+    )
+]  # fmt: skip
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # and what turns the direction of writing
 # Reasons to finish, by the words in them: gateways hand on those of every provider.
 _FILTERED = re.compile(
@@ -57,16 +73,19 @@ class EndpointAnswer(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """An error that an endpoint sent: its HTTP status, its words, its codes, and the parameters that it names."""
+    """An error that an endpoint sent: its HTTP status, its words, its codes, and the parameters that it names. One in
+    the body of a 200 has the status that it means (`is_in_success`), or 200 if it says too little."""
 
     status: int
     words: str
     codes: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
+    is_in_success: bool = False
 
     def __str__(self) -> str:
         phrase = HTTPStatus(self.status).phrase if self.status in set(HTTPStatus) else ""
         status = f"{self.status} {phrase}".strip() if self.status else ""
+        status += " (in the body of a 200)" * self.is_in_success
         return f"{status}: {_line(self.words)}".strip(": ")
 
     @property
@@ -101,10 +120,13 @@ def read_answer(body: bytes, opened: str | None = None, asked: str = "") -> Endp
     choice = choices[0] if isinstance(choices, list) and choices else None
     for each in (document, choice):
         if isinstance(each, dict) and _is_error(each):
-            return read_fault(HTTPStatus.OK, body, each)
+            return _as_meant(read_fault(HTTPStatus.OK, body, each))
     if not isinstance(choice, dict):
-        said = _other_error(document)
-        raise ValueError(f"has no choices{said and f': {said}'}")
+        within = document.get("base_resp")  # of MiniMax; other gateways have a code and a message beside no choices
+        fault = _as_meant(read_fault(HTTPStatus.OK, b"", within if isinstance(within, dict) else document))
+        if fault.is_in_success or fault.is_of_a_filter:
+            return fault
+        raise ValueError(f"has no choices{fault.words and f': {_line(fault.words)}'}")
     message = choice.get("message", choice)
     finish = _finish_reason(choice)
     has_message = isinstance(message, dict) and bool(
@@ -144,6 +166,8 @@ def read_answer(body: bytes, opened: str | None = None, asked: str = "") -> Endp
 
 
 _THOUGHTS = ("reasoning_content", "reasoning")
+_CODES = ("code", "type", "status", "status_code", "statusCode", "error_code")
+_MESSAGES = ("message", "msg", "status_msg", "error_msg", "detail")
 
 
 def _finish_reason(choice: dict[str, Any]) -> str:
@@ -155,13 +179,14 @@ def _finish_reason(choice: dict[str, Any]) -> str:
     return _line(str(reason or "")).lower()
 
 
-def _other_error(document: dict[str, Any]) -> str:
-    """What gateways say in a 200 without an `error`: MiniMax's base_resp, and objects with a code and a message."""
-    within = document.get("base_resp")
-    said = within if isinstance(within, dict) else document
-    return _line(
-        next((text for name in ("status_msg", "msg", "message") if (text := _text_or_empty(said.get(name)))), "")
-    )
+def _as_meant(fault: Fault) -> Fault:
+    """An error in the body of a 200 with the status that it would have had: by its number, its codes, or its words."""
+    if fault.is_of_a_filter:
+        return fault
+    statuses = [int(code) for code in fault.codes if re.fullmatch("[45][0-9][0-9]", code)]
+    for text in (" ".join(fault.codes), fault.words[:200]):  # what stands further back may be the prompt
+        statuses += [status for status, words in _MEANINGS if words.search(text)]
+    return fault._replace(status=statuses[0], is_in_success=True) if statuses else fault
 
 
 def read_fault(status: int, body: bytes, document: dict[str, Any] | None = None) -> Fault:
@@ -186,8 +211,9 @@ def read_fault(status: int, body: bytes, document: dict[str, Any] | None = None)
         return Fault(status, _mend_surrogates("; ".join(said)), (), tuple(named_parameters))
     inner = error.get("innererror")
     inner = inner if isinstance(inner, dict) else {}
-    codes = [error.get("code"), error.get("type"), inner.get("code")]
-    words = _text_or_empty(error.get("message")) or _text_or_empty(details) or body[:1000].decode("utf-8", "replace")
+    codes = [*map(error.get, _CODES), inner.get("code")]
+    told = next(filter(None, (_text_or_empty(error.get(name)) for name in _MESSAGES)), "")
+    words = told or body[:1000].decode("utf-8", "replace")
     named = _text_or_empty(error.get("param"))
     return Fault(status, words, tuple(map(str, filter(None, codes))), (named,) if named else ())
 
