@@ -32,11 +32,13 @@ class Grade(NamedTuple):
 
 def is_filled(cell: Any) -> bool:
     """Whether a cell holds anything: not None, NaN, an empty text, list or object."""
+    if cell is None:  # first, since a row has few of the names that a field may have
+        return False
     if isinstance(cell, str):
         return bool(cell.strip())
     if isinstance(cell, list | tuple | Mapping):
         return bool(cell)
-    return cell is not None and not (isinstance(cell, float) and math.isnan(cell))
+    return not (isinstance(cell, float) and math.isnan(cell))
 
 
 def fold(text: str) -> str:

@@ -38,6 +38,7 @@ from posgap.data.log_cells import (
 from posgap.foundation.errors import Ambiguous, BadOption, Malformed, shorten
 
 FIELDS: dict[str, list[str]] = TABLE["fields"]
+_ROOTS = [{root_of(path) for path in form["has"]} for form in TABLE["formats"]]  # the fields of a row of each format
 NUMBERS = ("rank", "reranked", "score", "distance")
 _OF_ANYTHING = ("relevance", "label")  # in metadata, where they are no labels
 _WIDE = re.compile(
@@ -100,8 +101,8 @@ class LogFields:
     def row(self, row: Any, where: str) -> Fields:
         """A row's fields by plain names, as its format means them."""
         cells = plain_cells(row, where)
-        for form in TABLE["formats"]:
-            if all(root_of(path) in cells and is_filled(pick(cells, path)) for path in form["has"]):
+        for form, roots in zip(TABLE["formats"], _ROOTS):
+            if roots <= cells.keys() and all(is_filled(pick(cells, path)) for path in form["has"]):
                 cells = self._shaped(cells, form)
         return cells
 
@@ -217,8 +218,10 @@ class LogFields:
         """The name and the cell of a row's passages, without what is wrapped around them; None if it has none."""
         for name in (*self.names["passages"], *TABLE["around_passages"], *TABLE["responses"]):
             value = row.get(name)
+            if not is_filled(value):
+                continue
             is_named = name in self.names["passages"]
-            if not is_filled(value) or not isinstance(value, str | list | tuple | Mapping if is_named else Mapping):
+            if not isinstance(value, str | list | tuple | Mapping if is_named else Mapping):
                 continue
             if isinstance(value, str) and is_list(value) and name not in FIELDS["text"]:
                 value = python_value(value) or value
@@ -312,7 +315,7 @@ class LogFields:
         metadata = {name: cell for name, cell in metadata.items() if name not in _OF_ANYTHING}
         store = next((name for name in TABLE["of_stores"] if is_filled(inner.get(name))), "")
         stored = plain_cells(as_mapping(inner.get(store)))
-        parts = (inner, stored, metadata, outer)
+        parts = [part for part in (inner, stored, metadata, outer) if part]
         passage = LoggedPassage("", self._text(parts, where), is_listed=bool(stored))
         title = self.first(parts, "title")
         quoted = _QUOTED_TITLE.fullmatch(passage.text) if title is None and "contents" in inner else None
@@ -331,8 +334,8 @@ class LogFields:
                     passage.labels.setdefault(name, parse_grade(part[name], f"{where}: field `{name}`"))
         for field_ in NUMBERS:
             for part in parts if field_ in ("score", "reranked") else (inner, outer):
-                for name in self.names[field_]:
-                    number = parse_number(part.get(name), f"{where}: field `{name}`")
+                for name in (name for name in self.names[field_] if name in part):
+                    number = parse_number(part[name], f"{where}: field `{name}`")
                     if number is not None:
                         passage.numbers.setdefault(name, number)
         return passage
