@@ -586,8 +586,9 @@ def test_a_waiting_process_gives_up_after_its_time_and_names_who_it_waits_for(re
     assert 60 <= beats <= 62 and caplog.messages.count(f"tiny: waiting for {by}") == 1
     # And where it could not renew its own flag for too long, it may have been taken for dead.
     clock[0] += 1.1
-    with pytest.raises(LeaseLost, match="MLflow was not reached for too long to wait for the lease"):
+    with pytest.raises(LeaseLost, match="MLflow was not reached for too long to wait for the lease") as lost:
         waiting._pause(clock[0] + 1)
+    assert tired.value.may_pass and (lost.value.may_pass, lost.value.code) == (True, "no-server")
 
 
 def test_a_lease_is_given_back_after_an_error_unless_a_request_may_still_take_effect(registry, clock, caplog):

@@ -26,7 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from posgap.foundation.environment import read_number
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import NoServer, PosgapError, ProcessFailure
 from posgap.foundation.retries import RetryPolicy
 from posgap.tracking.server import ONCE, RequestRefused, TrackingError, address, call_mlflow
 
@@ -48,8 +48,9 @@ LOST_AT_MOST = 3  # times, for one piece of work
 
 
 class LeaseLost(PosgapError):
-    """Another process has the lease by now, or may have it."""
+    """Another process has the lease by now, or may have it: MLflow did not answer in time."""
 
+    code = NoServer.code
     may_pass = True
 
 
@@ -112,7 +113,7 @@ class Lease:
             time.sleep(seconds)
 
     def acquire(self) -> None:
-        """Returns when this process has the lease; `PosgapError` if that takes too long."""
+        """Returns when this process has the lease; `ProcessFailure` if that takes too long."""
         until = now() + WAIT
         choosing = f"{FLAG}{CHOOSING}{self._own}"
         self._raise(choosing)
@@ -255,7 +256,7 @@ class Lease:
     def _pause(self, until: float) -> None:
         if now() > until:
             holder = next((_holder(value)[0] for value, _ in self._others.values()), "others")
-            raise PosgapError(f"{self.name}: {holder} has held its lease for {WAIT:.0f} s; run this again later")
+            raise ProcessFailure(f"{self.name}: {holder} has held its lease for {WAIT:.0f} s; run this again later")
         if self._flag and now() > self._holds_until:
             raise LeaseLost(f"{self.name}: MLflow was not reached for too long to wait for the lease; run this again")
         time.sleep(max(MIN_PAUSE, self.seconds / 60) * random.uniform(0.5, 1.0))
