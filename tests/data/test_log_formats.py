@@ -110,6 +110,15 @@ FORMATS = {
         "query": QUESTION, "answer": "Tal exports tin", "expected": "north",
         "metadata": {"retriever_resources": passages(position=[1, 2, 3], score=[0.9, 0.8, 0.7])},
     },
+    "Dify, hit testing": {
+        "query": {"content": QUESTION, "tsne_position": None}, "answers": "north",
+        "records": [{"segment": {"position": 7 - n, "content": text, "document": {"name": "a.txt"}}, "score": 1 - n / 9}
+                    for n, text in enumerate(TEXTS)],
+    },
+    "Dify, external knowledge": {
+        "query": QUESTION, "answers": "north",
+        "records": [{"content": text, "score": 1 - n / 9, "title": "", "metadata": {}} for n, text in enumerate(TEXTS)],
+    },
     "Flowise": {"text": "?", "question": QUESTION, "expected": "north", "sourceDocuments": passages()},
     "Gemini": {
         **ASKED,
@@ -193,6 +202,26 @@ def test_a_file_without_retrieved_passages_names_its_fields(name, row):
 
 
 @pytest.mark.parametrize(
+    "rows",
+    [
+        [{**ASKED, "rank": 1}, {**ASKED, "text": TEXTS[0]}],  # a question whose first row has no passage
+        [{"question": QUESTION, "text": TEXTS[0], "rank": {"is": 1}}],
+        [{**ASKED, "documents": TEXTS, "results": [[1], {"index": 0}]}],
+        [{"columns": [["question"], "answers"], "data": [[QUESTION, "north"]]}],
+        [{"columns": ["question", "answers"], "data": [None, 3]}],
+    ],
+)
+def test_rows_that_are_not_what_they_seem_are_faults_of_the_log(rows):
+    with pytest.raises(Malformed):
+        read(*rows)
+
+
+def test_grades_by_id_may_stand_in_a_cell_of_text():
+    (example,), _ = read({**ASKED, "passages": passages(id="abc"), "qrels": '{"a": 0, "c": 2}'})
+    assert [passage.relevant for passage in example.passages] == [False, False, True]
+
+
+@pytest.mark.parametrize(
     ("columns", "listed"),
     [
         ({"score": [0.1, 0.2, 0.3]}, True),  # distances, or the worst first
@@ -264,9 +293,9 @@ def test_an_order_that_the_log_has_not_is_refused(order):
             {"passages": passages(chunk_id=[1, 2, 3], doc_id=[2, 1, 1]), "relevant_ids": [2]},
             ["columns id=chunk_id", "columns id=doc_id"],
         ),
-        ({"passages": TEXTS, "query": "And Tal?"}, ["columns question=question"]),
-        ({"passages": TEXTS, "ground_truth": "tin"}, ["columns answer=ground_truth"]),
-        ({"documents": TEXTS, "reranked": TEXTS[::-1]}, ["columns passages=documents"]),
+        ({"passages": TEXTS, "query": "And Tal?"}, ["columns question=question", "columns question=query"]),
+        ({"passages": TEXTS, "ground_truth": "tin"}, ["columns answer=ground_truth", "columns answer=answers"]),
+        ({"documents": TEXTS, "reranked": TEXTS[::-1]}, ["columns passages=documents", "columns passages=reranked"]),
     ],
 )
 def test_two_readings_of_questions_and_relevance_are_asked_about(row, options):

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NoReturn
 
-from posgap.foundation.errors import Malformed, PosgapError, shorten
+from posgap.foundation.errors import Ambiguous, Malformed, PosgapError, shorten
 from posgap.foundation.json_text import parse_json
 
 Fields = Mapping[str, Any]
@@ -21,13 +21,6 @@ Fields = Mapping[str, Any]
 TABLE = json.loads(Path(__file__).with_name("log_formats.json").read_text(encoding="utf-8"))
 _ENDS_OF_LINES = (tokenize.NL, tokenize.NEWLINE)
 MAX_GRADE = 10  # of relevance; beyond are scores
-
-
-class Grade(NamedTuple):
-    """A label of a passage, above 0 if it is relevant. `is_share`: a share or a percent, which grades nothing."""
-
-    value: float
-    is_share: bool = False
 
 
 def is_filled(cell: Any) -> bool:
@@ -62,11 +55,10 @@ def plain_cells(row: Fields, where: str = "") -> dict[str, Any]:
     for name, cell in row.items():
         plain = plain_name(str(name))
         value = cell.tolist() if hasattr(cell, "tolist") else cell
-        if plain in cells and is_filled(cells[plain]):
-            if where and is_filled(value) and cells[plain] != value:
-                raise Malformed(f"{where}: two columns are called `{plain}` and differ; rename one")
-            continue
-        cells[plain] = value
+        if not is_filled(cells.get(plain)):
+            cells[plain] = value
+        elif where and is_filled(value) and cells[plain] != value:
+            raise Malformed(f"{where}: two columns are called `{plain}` and differ; rename one")
     return cells
 
 
@@ -82,7 +74,7 @@ def pick(value: Any, path: str) -> Any:
     if not name.endswith("[]"):
         return pick(found, rest) if rest else found
     picked: list[Any] = []
-    found = python_value(found) if isinstance(found, str) and is_list(found) else found
+    found = opened(found)
     for items in found if isinstance(found, list) else ():
         for item in as_list(items):  # Milvus has a list for each query
             inner = pick(item, rest) if rest else item
@@ -95,18 +87,17 @@ def as_text(value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def parse_grade(label: Any, where: str) -> Grade:
-    """A label as a grade; `PosgapError` if it says nothing of relevance."""
+def parse_grade(label: Any, where: str) -> float:
+    """A label as a grade, above 0 if it is relevant, a percentage too; `PosgapError` if it says nothing of
+    relevance."""
     written = "" if label is None else str(label).strip().lower()
     if written in (*TABLE["true"], *TABLE["false"]):
-        return Grade(float(written in TABLE["true"]))
+        return float(written in TABLE["true"])
     try:
-        number = parse_number(written.rstrip("%"), where)
+        return parse_number(written.rstrip("%"), where) or 0.0
     except PosgapError:
         what = f"{shorten(repr(label))} does not say whether the passage is relevant: write true or false, or a grade"
         raise Malformed(f"{what}; rename the field if it is something else (docs/log-fields.md)", at=where) from None
-    number = number or 0.0
-    return Grade(number, "%" in written or number % 1 != 0 or number > MAX_GRADE)
 
 
 def parse_number(value: Any, where: str) -> float | None:
@@ -125,6 +116,12 @@ def is_list(value: Any) -> bool:
     return not isinstance(value, str) or value.lstrip().startswith(("[", "{", "array("))
 
 
+def opened(value: Any) -> Any:
+    """What a text holds that is a list or an object, in JSON or as Python prints it; else the value itself."""
+    inner = python_value(value) if isinstance(value, str) and is_list(value) else None
+    return value if inner is None else inner
+
+
 def as_list(value: Any) -> list[Any]:
     """A list of the value, or of what is in it."""
     return list(value) if isinstance(value, list | tuple) else [value]
@@ -137,16 +134,13 @@ def parse_list(value: Any, where: str) -> list[Any]:
         return _transpose(read, where)
     if isinstance(read, list | tuple) or value is None:
         return list(read or ())
+    what = f"expected a list, found {shorten(repr(value))}"
     if isinstance(value, str) and _is_printed_by_numpy(value):
-        raise Malformed(
-            f"{where}: a list as NumPy prints it, without commas between the texts; write JSON (json.dumps) or Parquet"
-        )
-    if isinstance(value, str) and is_list(value):
-        raise Malformed(
-            f"{where}: a list that breaks off or is not JSON, in {len(value):,} characters that end with "
-            f"{value[-30:]!r}; spreadsheets cut cells at 32,767 characters: write JSON lines or Parquet"
-        )
-    raise Malformed(f"{where}: expected a list, found {shorten(repr(value))}")
+        what = "a list as NumPy prints it, without commas between the texts; write JSON (json.dumps) or Parquet"
+    elif isinstance(value, str) and is_list(value):
+        what = f"a list that breaks off or is not JSON, in {len(value):,} characters that end with {value[-30:]!r}"
+        what += "; spreadsheets cut cells at 32,767 characters: write JSON lines or Parquet"
+    raise Malformed(f"{where}: {what}")
 
 
 def _transpose(columns: Fields, where: str) -> list[Any]:
@@ -196,9 +190,14 @@ def _is_printed_by_numpy(cell: str) -> bool:
 
 def as_mapping(value: Any) -> Fields:
     """The value itself if it is a mapping, or JSON of one, else an empty one."""
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        value = python_value(value)
+    value = opened(value)
     return value if isinstance(value, Mapping) else {}
+
+
+def ask(what: str, *options: str, where: str) -> NoReturn:
+    """Raises `Ambiguous` with what has two readings, and the options that decide."""
+    way = f"by `posgap data import --format rag` with `{'` or `'.join(options)}` (docs/log-fields.md)"
+    raise Ambiguous(f"{what}; say which is right, {way}", at=where)
 
 
 def list_names(row: Iterable[str]) -> str:

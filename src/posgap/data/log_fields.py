@@ -10,7 +10,7 @@ import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NoReturn
@@ -18,14 +18,15 @@ from typing import Any, NoReturn
 from posgap.data.log_cells import (
     TABLE,
     Fields,
-    Grade,
     as_list,
     as_mapping,
     as_text,
+    ask,
     fold,
     is_filled,
     is_list,
     list_names,
+    opened,
     parse_grade,
     parse_list,
     parse_number,
@@ -58,7 +59,7 @@ class LoggedPassage:
     title: str
     text: str
     numbers: dict[str, float] = field(default_factory=dict)
-    labels: dict[str, Grade] = field(default_factory=dict)
+    labels: dict[str, float] = field(default_factory=dict)
     ids: dict[str, str] = field(default_factory=dict)
     is_listed: bool = False
     is_named: bool = False
@@ -66,10 +67,12 @@ class LoggedPassage:
     @property
     def score(self) -> float | None:
         """Its first number that is no rank, the higher the better; None if it has none."""
-        for name, number in self.numbers.items():
-            if name not in FIELDS["rank"]:
-                return -number if "distance" in name else number
-        return None
+        signed = (
+            -number if "distance" in name else number
+            for name, number in self.numbers.items()
+            if name not in FIELDS["rank"]
+        )
+        return next(signed, None)
 
 
 @dataclass
@@ -91,10 +94,9 @@ class LogFields:
                 known = ", ".join(sorted([*FIELDS, "answer"]))
                 raise BadOption(f"columns: there is no field {shorten(repr(given))}; name some of {known}")
             plain = plain_name(column)
-            for others in self.names.values():
-                if plain in others:
-                    others.remove(plain)
-            self.names[name], self.named[name] = [plain], plain
+            others = {field_: [each for each in names if each != plain] for field_, names in self.names.items()}
+            self.names, self.named[name] = {**others, name: [plain]}, plain
+        self.paths = [path for path in self.named.values() if "." in path]
         if "question" in self.named:
             self.names["sent"] = []
 
@@ -103,10 +105,10 @@ class LogFields:
         cells = plain_cells(row, where)
         for form, roots in zip(TABLE["formats"], _ROOTS):
             if roots <= cells.keys() and all(is_filled(pick(cells, path)) for path in form["has"]):
-                cells = self._shaped(cells, form)
+                cells = self._shaped(cells, form, where)
         return cells
 
-    def _shaped(self, cells: dict[str, Any], form: Mapping[str, Any]) -> dict[str, Any]:
+    def _shaped(self, cells: dict[str, Any], form: Mapping[str, Any], where: str) -> dict[str, Any]:
         self.formats[form["name"]] += 1
         if "order" in form:
             self.orders.add(form["order"])
@@ -118,32 +120,37 @@ class LogFields:
                 names = form.get("passage", {})
                 cells_of = [plain_cells(each if isinstance(each, Mapping) else {"text": each}) for each in found]
                 found = [{names.get(name, name): cell for name, cell in each.items()} for each in cells_of]
-                cells = {name: cell for name, cell in cells.items() if name not in self.names["passages"]}
-            # The field's first name is looked for first.
+            cells = {name: cell for name, cell in cells.items() if name not in self.names[field_]}
             cells[self.names[field_][0]] = found[0] if field_ == "question" and len(found) == 1 else found
         for name in form.get("index_of", ()):
             texts = as_list(cells.get(name))
-            ranked = pick(cells, "results[]")
-            if all(each.get("index") in range(len(texts)) for each in ranked):
-                del cells[name], cells["results"]
-                cells[self.names["passages"][0]] = [{**each, "document": texts[each["index"]]} for each in ranked]
+            ranked = list(map(as_mapping, pick(cells, "results[]")))
+            if not all(each.get("index") in range(len(texts)) for each in ranked):
+                raise Malformed(f"field `results`: has an `index` that is none of 0 to {len(texts) - 1}", at=where)
+            del cells[name], cells["results"]
+            cells[self.names["passages"][0]] = [{**each, "document": texts[each["index"]]} for each in ranked]
         for old, new in form.get("rename", {}).items():
             if old in cells:
                 cells[new] = cells.pop(old)
         return cells
 
-    def cell(self, row: Fields, field_: str) -> Any:
-        """The first cell of a field's names that is filled; None if there is none."""
-        for name in self.names[field_]:
-            cell = pick(row, name) if name in self.named.values() and "." in name else row.get(name)
-            if is_filled(cell):
-                self.taken[field_, name] += 1
-                return cell
-        return None
+    def whole(self, part: Fields) -> Fields:
+        """A part of a row with what stands at the paths that `columns` names."""
+        return {**part, **{path: pick(part, path) for path in self.paths}} if self.paths else part
 
-    def first(self, parts: Iterable[Fields], field_: str) -> Any:
+    def cells(self, field_: str, *parts: Fields) -> Iterator[tuple[str, Any]]:
+        """Yields the name and the cell of each filled cell of a field in some parts of a row, the likelier first."""
+        for part in map(self.whole, parts):
+            for name in self.names[field_]:
+                if name in part and is_filled(part[name]):
+                    yield name, part[name]
+
+    def cell(self, field_: str, *parts: Fields) -> Any:
         """The first filled cell of a field in some parts of a row; None if none has one."""
-        return next((cell for part in parts if (cell := self.cell(part, field_)) is not None), None)
+        for name, cell in self.cells(field_, *parts):
+            self.taken[field_, name] += 1
+            return cell
+        return None
 
     def find_question(self, row: Fields) -> str | None:
         """Returns the first question that a row has; None if it has none."""
@@ -152,9 +159,9 @@ class LogFields:
     def _questions(self, row: Fields) -> dict[str, str]:
         """All texts of a row that may be its question, by the names of their fields, the likelier first."""
         found = {}
+        whole = self.whole(row)
         for name in [*self.names["question"], *self.names["sent"]]:
-            value = pick(row, name) if "." in name else row.get(name)
-            text = _question_text(value)
+            text = _question_text(whole.get(name)) if name in whole else None
             if text and text.strip():
                 found[name] = text
         return found
@@ -171,8 +178,8 @@ class LogFields:
         asked = {name: text for name, text in asked.items() if isinstance(row.get(name), str)} or asked or bare
         if not asked and prompts:
             maybe = _fields_within(row, found[prompts[0]], texts) or "NAME"
-            what = f"field `{prompts[0]}`: holds the passages, so it is a prompt; name the question's field"
-            _ask(what, f"question={maybe}", where)
+            what = f"field `{prompts[0]}`: holds the passages, so it is a prompt"
+            ask(what, f"--columns question={maybe}", where=where)
         if not asked:
             names = ", ".join([*FIELDS["question"][1:], *FIELDS["sent"]])
             raise Malformed(f"{where}: field `question`: missing or empty (also: {names}); found {list_names(row)}")
@@ -185,17 +192,18 @@ class LogFields:
     def answers(self, row: Fields, where: str) -> list[str]:
         """The accepted answers of a row; none if it has none. Raises `PosgapError` if two fields have answers that
         differ, or if a cell may have one answer or several."""
-        is_chain_s = not set(TABLE["of_chains"]).isdisjoint(row) and not _are_titled(row.get("context"))
+        is_chain_s = not set(TABLE["of_chains"]).isdisjoint(row)
         is_chain_s = is_chain_s and not any(is_filled(row.get(name)) for name in TABLE["responses"])
+        context = opened(row.get("context")) or [""]
+        is_chain_s = is_chain_s and not all(map(_is_titled, as_list(context)))  # HotpotQA
         found: dict[str, list[str]] = {}
-        for name in (each for each in self.names["answers"] if each in row):
+        for name, cell in self.cells("answers", row):
             is_last = name == FIELDS["answers"][-1] and "answers" not in self.named
-            answers = [] if is_last and (is_chain_s or found) else _read_answers(row.get(name), where, name)
-            if answers:
-                found[name] = answers
+            answers = [] if is_last and (is_chain_s or found) else _read_answers(cell, where, name)
+            found |= {name: answers} if answers else {}
+        every = {fold(answer) for answers in found.values() for answer in answers}
         for name, answers in found.items():
-            others = {fold(answer) for other in found.values() for answer in other}
-            if others <= {fold(answer) for answer in answers}:
+            if every == {fold(answer) for answer in answers}:
                 self.taken["answers", name] += 1
                 return answers
         return _ask_which(found, "answers", "answer", where) if found else []
@@ -203,14 +211,13 @@ class LogFields:
     def relevant_ids(self, row: Fields, where: str) -> list[str] | None:
         """The ids of a row's relevant passages; None if it says nothing of them. Several in a cell of text stay as they
         are written: only the passages' ids tell whether a comma parts them."""
-        value = self.cell(row, "relevant_ids")
+        value = self.cell("relevant_ids", row)
         if value is None:
             return [] if any(isinstance(row.get(name), list) for name in self.names["relevant_ids"]) else None
-        if isinstance(value, str) and is_list(value):
-            value = parse_list(value, f"{where}: field `relevant_ids`")
-        if isinstance(value, Mapping):  # grades by id, as in TREC's qrels
-            grades = {str(id): parse_grade(grade, f"{where}: field `relevant_ids`") for id, grade in value.items()}
-            return [id for id, grade in grades.items() if grade.value > 0]
+        here = f"{where}: field `relevant_ids`"
+        if as_mapping(value):  # grades by id, as in TREC's qrels
+            return [str(id) for id, grade in as_mapping(value).items() if parse_grade(grade, here) > 0]
+        value = parse_list(value, here) if isinstance(value, str) and is_list(value) else value
         ids = chain.from_iterable(map(as_list, as_list(value)))  # AutoRAG has lists of lists
         return [as_text(id) for id in ids if is_filled(id)]
 
@@ -223,8 +230,9 @@ class LogFields:
             is_named = name in self.names["passages"]
             if not isinstance(value, str | list | tuple | Mapping if is_named else Mapping):
                 continue
-            if isinstance(value, str) and is_list(value) and name not in FIELDS["text"]:
-                value = python_value(value) or value
+            value = value if name in FIELDS["text"] else opened(value)
+            if isinstance(value, str) and _NUMBERED.match(value):  # LongBench
+                value = [text.strip() for text in _NUMBERED.split(value) if text.strip()]
             inner = self.find_passages(value)[1] if isinstance(value, Mapping) else None  # {"hits": {"hits": [...]}}
             value = value if inner is None else inner
             if is_named or isinstance(value, list):
@@ -239,7 +247,7 @@ class LogFields:
     def has_passages(self, row: Fields) -> bool:
         """Whether a row has a list of passages."""
         _, value = self.find_passages(row)
-        return value is not None and (is_list(value) or _NUMBERED.match(value) is not None)
+        return value is not None and is_list(value)
 
     def passages(self, row: Fields, where: str) -> list[LoggedPassage]:
         """The passages that a row has in a list, or in a dict of lists, as `datasets` writes a list of dicts."""
@@ -247,50 +255,38 @@ class LogFields:
         here = f"{where}: field `{name if name in row else 'passages'}`"
         if value is not None:
             self.taken["passages", name] += 1
-        if isinstance(value, str) and _NUMBERED.match(value):  # LongBench
-            value = [text.strip() for text in _NUMBERED.split(value) if text.strip()]
-        elif isinstance(value, str) and not is_list(value):
+        if isinstance(value, str) and not is_list(value):
             what = 'a text and no list of passages: write them as JSON, ["...", "..."], or one passage a row'
             raise Malformed(f"{what} (docs/log-fields.md)", at=here)
         passages = self._listed(value, here)
-        texts = [passage.text for passage in passages]
-        for other in self.names["passages"] if name not in TABLE["weak_passages"] else ():
-            cell = row.get(other)
-            if other in (name, *TABLE["weak_passages"]) or not is_filled(cell) or not is_list(cell):
+        for other, cell in self.cells("passages", row) if name not in TABLE["weak_passages"] else ():
+            if other in (name, *TABLE["weak_passages"]) or not is_list(cell):
                 continue
-            others = texts
             with contextlib.suppress(Malformed):  # what has no texts is no other reading
-                others = [passage.text for passage in self._listed(cell, here)]
-            if others != texts:
-                _ask_which([name, other], "passages", "passages", where)
+                others = self._listed(cell, here)
+                if [each.text for each in others] != [each.text for each in passages]:
+                    _ask_which([name, other], "passages", "passages", where)
         for passage in passages:
             passage.is_listed = passage.is_listed or name in TABLE["lists_best_first"]
         self.add_lists_beside(passages, row, where)
         return passages
 
     def _listed(self, value: Any, where: str) -> list[LoggedPassage]:
-        values = parse_list(value, where)
-        if len(values) == 1 and isinstance(values[0], list) and not _is_pair(values[0]):
-            values = values[0]  # as Chroma answers a query
-        return [self.passage(each, where) for each in values]
+        return [self.passage(each, where) for each in _column(value, where)]
 
     def add_lists_beside(self, passages: Sequence[LoggedPassage], row: Fields, where: str) -> None:
         """Gives passages the ids, scores and distances that a row has in lists of their own."""
         for field_ in ("passage_ids", "passage_scores", "passage_distances"):
-            cell = self.cell(row, field_)
+            name, cell = next(self.cells(field_, row), ("", None))
             if cell is None:
                 continue
-            name = next(name for name in self.names[field_] if is_filled(row.get(name)))
-            values = parse_list(cell, f"{where}: field `{name}`")
-            values = values[0] if len(values) == 1 and isinstance(values[0], list) else values
+            values = _column(cell, f"{where}: field `{name}`")
             if len(values) != len(passages):
                 raise Malformed(f"{where}: {len(values)} {name} for {len(passages)} passages")
             for passage, value in zip(passages, values):
                 if field_ == "passage_ids":
                     passage.ids[name] = as_text(value)
-                    continue
-                number = parse_number(value, f"{where}: field `{name}`")
-                if number is not None:
+                elif (number := parse_number(value, f"{where}: field `{name}`")) is not None:
                     passage.numbers[name] = number
 
     def passage(self, value: Any, where: str) -> LoggedPassage:
@@ -317,31 +313,24 @@ class LogFields:
         stored = plain_cells(as_mapping(inner.get(store)))
         parts = [part for part in (inner, stored, metadata, outer) if part]
         passage = LoggedPassage("", self._text(parts, where), is_listed=bool(stored))
-        title = self.first(parts, "title")
-        quoted = _QUOTED_TITLE.fullmatch(passage.text) if title is None and "contents" in inner else None
+        title = self.cell("title", *parts)
         passage.title = "" if title is None else str(title)
-        if quoted:
-            passage.title = quoted[1]
-            passage.text = quoted[2]
-        for part in parts:
-            for name in self.names["id"]:
-                cell = part.get(name)
-                if isinstance(cell, str | int | float) and is_filled(cell):
-                    passage.ids.setdefault(name, as_text(cell))
-            for name in self.names["label"]:
-                if is_filled(part.get(name)):
-                    self.taken["label", name] += 1
-                    passage.labels.setdefault(name, parse_grade(part[name], f"{where}: field `{name}`"))
+        if title is None and "contents" in inner and (quoted := _QUOTED_TITLE.fullmatch(passage.text)):
+            passage.title, passage.text = quoted.groups()
+        for name, cell in self.cells("id", *parts):
+            if isinstance(cell, str | int | float):
+                passage.ids.setdefault(name, as_text(cell))
+        for name, cell in self.cells("label", *parts):
+            self.taken["label", name] += 1
+            passage.labels.setdefault(name, parse_grade(cell, f"{where}: field `{name}`"))
         for field_ in NUMBERS:
-            for part in parts if field_ in ("score", "reranked") else (inner, outer):
-                for name in (name for name in self.names[field_] if name in part):
-                    number = parse_number(part[name], f"{where}: field `{name}`")
-                    if number is not None:
-                        passage.numbers.setdefault(name, number)
+            for name, cell in self.cells(field_, *(parts if field_ in ("score", "reranked") else (inner, outer))):
+                if (number := parse_number(cell, f"{where}: field `{name}`")) is not None:
+                    passage.numbers.setdefault(name, number)
         return passage
 
     def _text(self, parts: Sequence[Fields], where: str) -> str:
-        text = self.first(parts, "text")
+        text = self.cell("text", *parts)
         names = dict.fromkeys(chain.from_iterable(parts))
         without = {*self.names["text"], "metadata", "meta", "image", *TABLE["inner"], *TABLE["of_stores"]}
         if isinstance(text, list | Mapping):  # as `fields` of Elasticsearch, Bedrock and OpenAI's file search have it
@@ -359,14 +348,17 @@ class LogFields:
         return says or none or id.endswith(signs["id_ends"])
 
 
+def _column(value: Any, where: str) -> list[Any]:
+    """A list of passages, or of their ids or numbers, without the list around it in which Chroma answers a query."""
+    values = parse_list(value, where)
+    is_inner = len(values) == 1 and isinstance(values[0], list) and not _is_pair(values[0])
+    return values[0] if is_inner else values
+
+
 def _ask_which(names: Iterable[str], what: str, field_: str, where: str) -> NoReturn:
     """Raises `Ambiguous` for fields of a row that differ."""
-    first, *others = names
-    _ask(f"`{first}` and `{'`, `'.join(others)}` have different {what}; say which count", f"{field_}={first}", where)
-
-
-def _ask(what: str, column: str, where: str) -> NoReturn:
-    raise Ambiguous(f"{what}, by `posgap data import --format rag --columns {column}`", at=where)
+    listed = " and ".join(f"`{name}`" for name in names)
+    ask(f"{listed} have different {what}", *(f"--columns {field_}={name}" for name in names), where=where)
 
 
 def _question_text(value: Any) -> str | None:
@@ -427,7 +419,7 @@ def _read_answers(value: Any, where: str, name: str) -> list[str]:
 def _answers_in_cell(cell: str, where: str) -> Any:
     """What a cell of text holds: a list of texts, as JSON or Python writes it, some answers with ; or | between, or
     one. Raises `PosgapError` for a list of other values, which may be the answer itself."""
-    value = python_value(cell) if is_list(cell) else None
+    value = opened(cell)
     if isinstance(value, Mapping) or (isinstance(value, list) and any(map(is_filled, value))):
         if isinstance(value, list) and len(value) > 1 and not all(isinstance(each, str) for each in value):
             ways = [shorten(json.dumps(way, ensure_ascii=False)) for way in ([cell], [str(each) for each in value])]
@@ -438,18 +430,13 @@ def _answers_in_cell(cell: str, where: str) -> Any:
     return parts if parts and max(map(len, parts)) <= _MOST_IN_A_CELL else cell
 
 
-def _is_pair(value: Any) -> bool:
-    """Whether a value is a document with its score, or a title with its sentences."""
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        return False
-    return isinstance(value[1], int | float) or _is_titled(value)
-
-
 def _is_titled(value: Any) -> bool:
     """Whether a value is a title with a list of sentences, as HotpotQA has it."""
-    return isinstance(value[0], str) and isinstance(value[1], list) and all(isinstance(s, str) for s in value[1])
+    is_pair = isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[1], list)
+    return is_pair and all(isinstance(each, str) for each in (value[0], *value[1]))
 
 
-def _are_titled(value: Any) -> bool:
-    value = python_value(value) if isinstance(value, str) and is_list(value) else value
-    return isinstance(value, list) and bool(value) and all(_is_pair(each) and _is_titled(each) for each in value)
+def _is_pair(value: Any) -> bool:
+    """Whether a value is a document with its score, or a title with its sentences."""
+    is_scored = isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[1], int | float)
+    return _is_titled(value) or (is_scored and isinstance(value[0], str | Mapping))

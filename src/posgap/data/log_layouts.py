@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from posgap.data.log_cells import TABLE, as_mapping, fold, is_filled, list_names, plain_cells
 from posgap.data.log_fields import FIELDS, Fields, LogFields, LoggedPassage
 from posgap.foundation.errors import Malformed, PosgapError
+from posgap.foundation.printing import format_count
 
 _MOST_NAMED = 3  # rows, of those that have one fault
 _DOTTED = re.compile(r"(?:inputs?|outputs?|reference(?:_outputs)?|attributes|metadata|retrieval|response)\..+")
@@ -68,19 +69,14 @@ class LogRows:
             if self.layout:
                 entries += _READERS[self.layout](chain(leading, rows), self)
                 break
-        if leading and not self.layout and not self.faults:
-            row = leading[-1]
-            if self.fields.find_passages(row.fields)[1] is not None:
-                self.fields.passages(row.fields, row.where)  # which says what is wrong with them
-            raise Malformed(
-                f"{leading[0].where}: no retrieved passages: expected a field `passages` with a list of them, or a row "
-                f"for each passage with its `text`; found {list_names(row.fields)}; --columns names others, like "
-                "text=Content (docs/log-fields.md)"
-            )
         self.require_no_faults()
         if leading and not entries:
-            what = f"no retrieval in {self.layout}: none of {self.count} rows has passages for a question"
-            raise Malformed(f"{self.name}: {what}; found {list_names(leading[0].fields)} (docs/log-fields.md)")
+            row = leading[-1]
+            if not self.layout and self.fields.find_passages(row.fields)[1] is not None:
+                self.fields.passages(row.fields, row.where)  # which says what is wrong with them
+            what = "expected a field `passages` with a list of them, or a row for each passage with its `text`"
+            found = f"found {list_names(row.fields)}; --columns names others, like text=Content (docs/log-fields.md)"
+            raise Malformed(f"{row.where}: no retrieved passages in {format_count(self.count, 'row')}: {what}; {found}")
         return entries
 
     def rows(self, numbered: Iterable[tuple[int, Any]]) -> Iterator[LogRow]:
@@ -140,14 +136,14 @@ def find_wrapped(row: Any) -> list[Any] | None:
     reader = LogFields()
     names = row.get("columns")
     data = row.get("data")
-    if isinstance(names, list) and isinstance(data, list):  # split
+    if isinstance(names, list) and isinstance(data, list) and all(isinstance(each, list) for each in data):  # split
+        names = list(map(str, names))
         return [dict(zip(names, cells)) for cells in data]
     columns = list(row.values())
-    question = reader.cell(row, "question")
+    question = reader.cell("question", row)
     is_frame = isinstance(question, dict) or (isinstance(question, list) and isinstance(question[0], str))
     if is_frame and all(type(column) is type(question) and len(column) == len(question) for column in columns):
-        lists = [column.values() if isinstance(column, dict) else column for column in columns]
-        return [dict(zip(row, values)) for values in zip(*lists)]  # columns, list
+        return [dict(zip(row, cells)) for cells in zip(*map(_values, columns))]  # columns, list
     if reader.find_question(row) and reader.has_passages(row):
         return None
     plain = plain_cells(row)
@@ -157,6 +153,10 @@ def find_wrapped(row: Any) -> list[Any] | None:
         if isinstance(inner, list) and _are_rows(inner):
             return inner
     return columns if _are_rows(columns) else None  # index
+
+
+def _values(column: Any) -> Iterable[Any]:
+    return column.values() if isinstance(column, dict) else column
 
 
 def _are_rows(values: list[Any]) -> bool:
@@ -209,14 +209,15 @@ def passage_rows(rows: Iterable[LogRow], log: LogRows) -> Iterator[LogEntry]:
     name = None
     for row in rows:
         with log.note_fault(row.where):
-            own = log.fields.cell(row.fields, "question_id")
+            own = log.fields.cell("question_id", row.fields)
             own = log.fields.find_question(row.fields) if own is None else own
             name = name if own is None else own
             if name is None:
                 log.fields.question(row.fields, row.where)
             # A row's `id` is that of the row, or of the question.
             cells = row.fields if "id" in log.fields.named else _without(row.fields, ("id", "id_", "_id"))
-            by_question.setdefault(str(name), []).append((row, log.fields.passage(cells, row.where)))
+            passage = log.fields.passage(cells, row.where)
+            by_question.setdefault(str(name), []).append((row, passage))
     for of_question in by_question.values():
         with log.note_fault(of_question[0][0].where):
             yield _join_rows(of_question, log)
@@ -289,9 +290,9 @@ def _retrievals(row: Fields, queries: dict[str, Any], asked: Fields | None = Non
     # reference outputs or beside them, since its own answer is what the chain said.
     references = [as_mapping(row.get(name)) for name in ("reference_outputs", "reference")]
     beside = {"answers": row.get("reference_outputs"), **_without(row, ("answer",))}
-    accepted = reader.first([*references, {n: c for n, c in beside.items() if not isinstance(c, Mapping)}], "answers")
+    accepted = reader.cell("answers", *references, {n: c for n, c in beside.items() if not isinstance(c, Mapping)})
     common = {"question": reader.find_question(own), "expected_answers": accepted}
-    common["relevant_ids"] = reader.cell(row, "relevant_ids")
+    common["relevant_ids"] = reader.cell("relevant_ids", row)
     common = {name: (asked or {}).get(name) if value is None else value for name, value in common.items()}
     yield {**own, **common}
     for name in ("child_runs", "observations", "spans", "children"):

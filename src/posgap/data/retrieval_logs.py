@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from posgap.data.import_report import ImportReport
-from posgap.data.log_cells import MAX_GRADE, fold
+from posgap.data.log_cells import MAX_GRADE, ask, fold
 from posgap.data.log_fields import NUMBERS, LogFields, LoggedPassage
 from posgap.data.log_layouts import LogEntry, LogRows, is_trace
-from posgap.foundation.errors import Ambiguous, BadOption, Malformed, PosgapError, shorten
+from posgap.foundation.errors import BadOption, Malformed, PosgapError, shorten
 from posgap.foundation.files import read_rows
 from posgap.foundation.printing import format_count
 from posgap.tasks.examples import Passage, RankedExample
@@ -42,6 +42,11 @@ class _Reading(NamedTuple):
     is_exact: bool
     against: int
     turned: bool
+
+    def place(self, passage: LoggedPassage) -> tuple[bool, float]:
+        """By what passages are sorted: the number, those without it behind."""
+        number = passage.numbers.get(self.name, 0)
+        return self.name not in passage.numbers, number if self.lowest else -number
 
 
 class _LeftOutError(Exception):
@@ -122,25 +127,18 @@ class RetrievalLog:
                 raise PosgapError(f"{self.name}: no question can be asked: {why}")
             counted.log_summary(self.name)
 
-    def _ask(self, what: str, *options: str, where: str = "") -> NoReturn:
-        """Raises `Ambiguous` with the readings of the log, and the options that decide."""
-        command = f"`posgap data import --format rag --input {self.name} --out examples.jsonl.gz`"
-        choices = "` or `".join(options)
-        what = f"{what}; say which is right, by {command} with `{choices}` (docs/log-fields.md)"
-        raise Ambiguous(what, at=where or self.name)
-
     def _decide_labels(self, entries: Sequence[LogEntry], report: ImportReport) -> None:
         """Leaves each passage one label. If any label is a share or a percent instead of a grade, all are scores."""
         passages = [passage for entry in entries for passage in entry.passages]
-        shares = {name for each in passages for name, grade in each.labels.items() if grade.is_share}
-        shares = set() if self.relevance == "label" else shares
+        labels = [label for each in passages for label in each.labels.items()]
+        shares = {name for name, grade in labels if self.relevance != "label" and (grade % 1 or grade > MAX_GRADE)}
         for passage in passages:
             for name in shares & set(passage.labels):
-                passage.numbers.setdefault(name, passage.labels.pop(name).value)
-            relevances = {name: grade.value > 0 for name, grade in passage.labels.items()}
+                passage.numbers.setdefault(name, passage.labels.pop(name))
+            relevances = {name: grade > 0 for name, grade in passage.labels.items()}
             if len(set(relevances.values())) > 1:
                 what = f"{' and '.join(f'`{name}`' for name in relevances)} call different passages relevant"
-                self._ask(what, *(f"--columns label={name}" for name in relevances))
+                ask(what, *(f"--columns label={name}" for name in relevances), where=self.name)
         if shares:
             what = "labels are no whole numbers, so they are scores; import them as grades by --relevant label"
             report.left_open[what] = len(entries)
@@ -150,24 +148,22 @@ class RetrievalLog:
         is_told = is_told or any(each.labels or each.is_listed for each in passages)
         if {0.0} < grades and grades == set(scores) and not is_told:
             what = f"`score` is a whole number from 0 to {max(grades):g} everywhere: a grade of relevance, or a score"
-            self._ask(what, "--columns label=score", "--order score:highest", "--order listed")
+            ask(what, "--columns label=score", "--order score:highest", "--order listed", where=self.name)
 
     def _decide_ids(self, entries: Sequence[LogEntry]) -> str:
         """Leaves each passage the one of its ids that the log's relevant ids are of, and returns the name of that."""
         names = dict.fromkeys(name for entry in entries for each in entry.passages for name in each.ids)
-        places_by = {name: [_relevant_by(name, entry) for entry in entries] for name in names}
-        found = {name: places for name, places in places_by.items() if any(places)}
+        places = {name: [_relevant_by(name, entry) for entry in entries] for name in names}
+        found = {name: own for name, own in places.items() if any(own)}
         first = next(iter(found), "")
-        if any(places != found[first] for places in found.values()):
+        if any(own != found[first] for own in found.values()):
             kinds = [f"`{name}` in {format_count(sum(map(bool, each)), 'question')}" for name, each in found.items()]
             what = f"ids of relevant passages may be those of {' or '.join(kinds)}, which are not the same passages"
-            self._ask(what, *(f"--columns id={name}" for name in found))
-        for entry in entries:
-            relevant = _relevant_by(first, entry)
+            ask(what, *(f"--columns id={name}" for name in found), where=self.name)
+        for entry, relevant in zip(entries, found.get(first, ())):
             for place, passage in enumerate(entry.passages):
                 passage.is_named = place in relevant
-                if first:
-                    passage.ids = {name: id for name, id in passage.ids.items() if name == first}
+                passage.ids = {name: id for name, id in passage.ids.items() if name == first}
         return first
 
     def _decide_order(self, entries: Sequence[LogEntry], fields: LogFields, report: ImportReport) -> str:
@@ -178,31 +174,30 @@ class RetrievalLog:
         their own, so ranks and numbers whose name says what comes first decide; and so do ranks from a list's end.
         """
         readings = _read_numbers(entries, fields)
-        ways: dict[str, _Reading] = {}
-        for each in readings:
-            ways[f"{each.name}:highest"] = each._replace(lowest=False)
-            ways[f"{each.name}:lowest"] = each._replace(lowest=True)
-        chosen = self.order or next(iter(fields.orders), "")
-        if chosen and chosen not in ("listed", *ways):
-            raise BadOption(f"{self.name}: order: {chosen!r} is none of {', '.join(['listed', *ways])}")
-        if chosen in ways:
-            _sort(entries, ways[chosen], report)
-        if chosen:
+        ends = {"highest": False, "lowest": True}
+        ways = {f"{each.name}:{end}": each._replace(lowest=low) for each in readings for end, low in ends.items()}
+        if chosen := self.order or next(iter(fields.orders), ""):
+            if chosen not in ("listed", *ways):
+                raise BadOption(f"{self.name}: order: {chosen!r} is none of {', '.join(['listed', *ways])}")
+            if chosen in ways:
+                _sort(entries, ways[chosen], report)
             how = "as the passages come" if chosen == "listed" else f"by `{chosen}`"
             return f"{how}, as {'you say' if self.order else 'the format has it'}"
         if any(each.kind == "reranked" for each in readings):
             readings = [each for each in readings if each.kind in ("rank", "reranked")]
         are_rows = not any(entry.is_list for entry in entries)
         names = [reading.name for reading in readings]
-        by = None
         words = "as the passages come"
-        for each in readings if all(other.against for other in readings) else ():
-            if (each.is_exact and (are_rows or each.turned)) or (are_rows and each.is_sure and not each.turned):
-                by = each
-                words = f"by `{each.name}`; the passages come otherwise in {each.against} questions"
-                _sort(entries, each, report)
-                readings = [other for other in _read_numbers(entries, fields) if other.name in names]
-                break
+        may_sort = [
+            each
+            for each in readings
+            if ((each.is_exact or (each.is_sure and not each.turned)) if are_rows else (each.is_exact and each.turned))
+        ]
+        by = may_sort[0] if may_sort and all(each.against for each in readings) else None
+        if by:
+            words = f"by `{by.name}`; the passages come otherwise in {by.against} questions"
+            _sort(entries, by, report)
+            readings = [each for each in _read_numbers(entries, fields) if each.name in names]
         agreeing = [each for each in readings if not each.against]
         is_listed = all(passage.is_listed for entry in entries for passage in entry.readable)
         for each in readings:
@@ -213,7 +208,7 @@ class RetrievalLog:
                     f"puts the passages in another order than {than} ({_show_both(entries, each)})"
                 )
                 options = [f"--order {way}" for way, reading in ways.items() if reading.name in names]
-                self._ask(what, "--order listed", *options)
+                ask(what, "--order listed", *options, where=self.name)
             words += f"; `{each.name}` {'goes the other way round' if each.against else 'has them so'}"
         for each in agreeing:
             if each.kind == "rank" and not by:
@@ -229,21 +224,21 @@ class RetrievalLog:
             what = "without answers (columns `answers` or `ground_truth`, or a file given as --answers; `answer` beside"
             raise _LeftOutError(f"{what} retrieved contexts is the chain's: if accepted, --columns answer=answer)")
         has_labels = any(passage.labels for passage in retrieved)
-        by_id = {id(each) for each in retrieved if each.is_named}
-        by_label = {id(each) for each in retrieved if any(grade.value > 0 for grade in each.labels.values())}
-        if not self.relevance and has_labels and entry.relevant_ids is not None and by_id != by_label:
+        way = self.relevance or ("id" if entry.relevant_ids is not None else "label" if has_labels else "answer")
+        told = {
+            "id": {id(each) for each in retrieved if each.is_named},
+            "label": {id(each) for each in retrieved if any(grade > 0 for grade in each.labels.values())},
+        }
+        if not self.relevance and has_labels and way == "id" and told["id"] != told["label"]:
             what = "ids and labels call different passages relevant"
-            self._ask(what, "--relevant id", "--relevant label", where=entry.where)
-        way = self.relevance or ("label" if has_labels else "answer")
-        way = "id" if not self.relevance and entry.relevant_ids is not None else way
+            ask(what, "--relevant id", "--relevant label", where=entry.where)
         if way == "id" and (entry.relevant_ids is None or not any(each.ids for each in retrieved)):
             lacking = "`relevant_ids`" if entry.relevant_ids is None else "passages with an id (`id`, `doc_id`)"
             what = f"relevance goes by id, but the row has no {lacking}, nor `passage_ids`; or give --relevant answer"
             raise Malformed(what, at=entry.where)
-        told = by_id if way == "id" else by_label
         if way == "answer":
-            told = {id(each) for each in retrieved if contains_answer(f"{each.title} {each.text}", entry.answers)}
-        passages = _unique_passages(retrieved, told)
+            told[way] = {id(each) for each in retrieved if contains_answer(f"{each.title} {each.text}", entry.answers)}
+        passages = _unique_passages(retrieved, told[way])
         _require_contrast(passages, entry, way)
         name = entry.id or f"rag-{entry.number:06d}"
         way = cast(Relevance, way)
@@ -308,8 +303,7 @@ def _sort(entries: Sequence[LogEntry], by: _Reading, report: ImportReport) -> No
     """Sorts the passages of each question by a number, those without it behind. Questions that have several passages at
     one rank are left out: they are of several retrievals."""
     for entry in entries:
-        sign = 1 if by.lowest else -1
-        entry.passages.sort(key=lambda each: (by.name not in each.numbers, sign * each.numbers.get(by.name, 0)))
+        entry.passages.sort(key=by.place)
         if by.kind == "rank" and by.lowest:
             ranked = {(each.numbers[by.name], each.text) for each in entry.readable if by.name in each.numbers}
             if len({rank for rank, _ in ranked}) < len(ranked):
@@ -320,30 +314,26 @@ def _sort(entries: Sequence[LogEntry], by: _Reading, report: ImportReport) -> No
 
 def _show_both(entries: Sequence[LogEntry], reading: _Reading) -> str:
     """The first passage of a question as it comes, and by a number."""
-    sign, first = (1, "lowest") if reading.lowest else (-1, "highest")
     for entry in entries:
         passages = [each for each in entry.readable if reading.name in each.numbers]
-        best = min(passages, key=lambda each: sign * each.numbers[reading.name], default=None)
+        best = min(passages, key=reading.place, default=None)
         if best and best.numbers[reading.name] != passages[0].numbers[reading.name]:
-            comes = shorten(repr(passages[0].text[:60]))
-            has = shorten(repr(best.text[:60]))
-            return f"{entry.where}: {comes} comes first, {has} has the {first}"
+            comes, has = (shorten(repr(each.text[:60])) for each in (passages[0], best))
+            return f"{entry.where}: {comes} comes first, {has} has the {'lowest' if reading.lowest else 'highest'}"
     return ""
 
 
 def _describe(read: LogRows, entries: Sequence[LogEntry], order: str, id_name: str) -> list[str]:
     """What a log was taken for, in a few lines."""
-    sizes = []
-    empty = 0
-    for entry in entries:
-        sizes.append(len({passage.text for passage in entry.readable}))  # what comes twice counts once
-        empty += sum(not p.text.strip() and bool(p.ids or entry.is_list) for p in entry.passages)
-    if not sizes:
+    if not entries:
         return []
 
     def names(field: str) -> str:
         return " and ".join(f"`{name}`" for own, name in read.fields.taken if own == field)
 
+    sizes = [len({passage.text for passage in entry.readable}) for entry in entries]  # what comes twice counts once
+    textless = [each for entry in entries for each in entry.passages if not each.text.strip()]
+    empty = sum(bool(each.ids) or not read.layout.endswith("passage") for each in textless)
     nowhere = "the text" if any(each.title for entry in entries for each in entry.passages) else "nowhere"
     formats = f" ({', '.join(read.fields.formats)})" if read.fields.formats else ""
     labels = f", labels from {names('label')}" if names("label") else ""
