@@ -50,7 +50,7 @@ def replace_by_gold(pair: Pair, builder: PromptBuilder) -> Pair:
 
 
 def advantageous_positions(pairs: Sequence[Pair]) -> list[Positions]:
-    """The positions of each pair's gold documents where its response was sampled."""
+    """Returns the positions of each pair's gold documents at which its response was sampled."""
     return [pair.response.at.positions for pair in pairs]
 
 
@@ -98,12 +98,12 @@ def plan_steps(
 ) -> list[list[TrainingPrompt]]:
     """The prompts of each step of a training run: every pair once per epoch, at K of its own `placements`.
 
-    `rows` makes prompts of draws, those of each pair together. A step has all prompts of its pairs, about `batch_size`
-    in all, and those of one pair at least, so that alpha compares the placements of the same examples. An epoch's last
-    step would be smaller: all of them are, a little.
+    `rows` makes prompts of draws, each pair's together. A step has all prompts of its pairs, about `batch_size` in all
+    and at least one pair's, so alpha compares placements of the same examples. To spare an epoch a smaller last step,
+    all its steps are a little smaller.
 
-    Placements are drawn without replacement, anew in each epoch. This is a pure function of its arguments, so that a
-    run can be resumed from its config. Raises `PosgapError` if there are fewer than K placements.
+    Placements are drawn without replacement, anew in each epoch. This is a pure function of its arguments, so a run can
+    be resumed from its config. Raises `PosgapError` if there are fewer than K placements.
     """
     least = min(map(len, placements))
     if k > least:
@@ -130,14 +130,14 @@ def _split_evenly(items: Sequence[T], wanted: int) -> list[list[T]]:
 class Batch:
     """Prompts followed by their responses, padded on the right.
 
-    `input_ids [R, S]` ends with r_{T-1}. `columns [M]` are the places, in the flattened rows, whose *next* token is a
-    response token, from the prompt's last column on. `targets [M]` holds those next tokens, row after row, and
-    `lengths [R]` the number of them in each row.
+    `input_ids [R, S]` ends with r_{T-1}. `columns [M]` are indices into the flattened rows whose *next* token is a
+    response token, from the prompt's last column on. `targets [M]` holds those next tokens, row after row, and `lengths
+    [R]` their number in each row.
 
     Padding is on the right, so causal attention never reaches it and needs no mask for it.
 
-    If rows share what they have in common, S is all that is read, in a single row: `positions [1, S]` are those in
-    the prompts, and `branches` says where each lies.
+    If rows share their common tokens, all is read in a single row of S tokens: `positions [1, S]` are the positions in
+    the prompts, and `branches` says where each prompt lies.
     """
 
     rows: list[TrainingPrompt]
@@ -160,8 +160,8 @@ class Batch:
 class Collator:
     """Makes batches of rows.
 
-    The prompts where the responses were sampled, which are read again and again, are kept as token ids; those of other
-    placements are built when they are needed.
+    It keeps the token ids of prompts at the placements where responses were sampled, as these are read again and again.
+    Prompts of other placements are built when they are needed.
     """
 
     def __init__(self, pairs: Sequence[Pair], builder: PromptBuilder):
@@ -194,7 +194,7 @@ class Collator:
 
     @cached_property
     def _at_best(self) -> list[np.ndarray]:
-        """Each pair's prompt where its response was sampled, four bytes a token."""
+        """Each pair's prompt at the placement where its response was sampled, four bytes a token."""
         return [np.array(self._tokenize(row), dtype=np.int32) for row in teacher_prompts(self.pairs)]
 
     def digest(self, row: TrainingPrompt) -> str:
@@ -226,7 +226,7 @@ class Collator:
         return replace(batch, positions=torch.tensor([positions]), branches=branches)
 
     def _batch(self, rows: Sequence[TrainingPrompt], ids: list[list[int]], ends: Sequence[int]) -> Batch:
-        """Makes the batch of these token ids, in which each row ends before its place of `ends`."""
+        """Makes the batch of these token ids; each row ends before its index in `ends`."""
         columns: list[int] = []
         targets: list[int] = []
         lengths = []

@@ -13,21 +13,20 @@ from itertools import accumulate, chain
 
 from posgap.distillation.branches import count_common_tokens
 
-# Of what is read in one call of the model, the largest share of a row that is padding.
+# The largest share of padding in a row of one call of the model.
 MAX_PADDING = 1 / 8
-# What a prompt in a bundle costs beside its own tokens, in tokens: attention is computed for it alone, for which the
-# keys and values of what it shares are laid out once more (a quarter of a token's memory, at most). Prompts that have
-# less in common are not bundled.
+# The extra cost of a prompt in a bundle, in tokens: its attention is computed alone, and the shared keys and values are
+# laid out once more for it (a quarter of a token's memory, at most). Prompts with less in common are not bundled.
 TOKENS_A_BRANCH = 64
 A_SHARED_TOKEN = 1 / 4
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Items (rows or bundles), by index, whose activations are held at the same time; processes take them by turns.
+    """Items (rows or bundles), by index, whose activations are held at the same time; processes take turns.
 
-    `items` stand by falling length. `sizes` has the number of items of each of a process's calls of the model, and
-    `tokens` the number of tokens that a process reads in them, padding included.
+    `items` are ordered by falling length. `sizes` has the number of items in each call of the model by a process, and
+    `tokens` the tokens that a process reads in these calls, padding included.
     """
 
     items: tuple[int, ...]
@@ -36,7 +35,7 @@ class MicroBatch:
 
     @classmethod
     def plan(cls, items: Sequence[int], lengths: Sequence[int], world: int, padded: bool = True) -> "MicroBatch":
-        """Returns the micro-batch of `items` on `world` processes; `lengths` are those of all items of the step.
+        """Returns the micro-batch of `items` on `world` processes; `lengths` covers all items of the step.
 
         Unless `padded`, a process reads all its items in one call.
         """
@@ -56,7 +55,7 @@ class MicroBatch:
     def calls(self, rank: int, world: int) -> Iterator[list[int]]:
         """Yields the items of each call of the model on process `rank` of `world`.
 
-        Processes have equally many: where the items cannot be dealt out evenly, copies of the last one fill up the end.
+        Processes have equally many: if the items cannot be dealt out evenly, copies of the last one fill up the end.
         """
         own = list(self.items[rank::world])
         own += [self.items[-1]] * (sum(self.sizes) - len(own))
@@ -70,8 +69,8 @@ class MicroBatch:
 class BatchLayout:
     """How the rows of a step are read: `groups` of micro-batches, as the engine needs them, of `bundles` of rows.
 
-    Bundles hold indices of rows, and micro-batches those of bundles. If `shared`, the rows of a bundle share what they
-    have in common, and each micro-batch is one sequence; else bundles are single rows.
+    Bundles hold indices of rows, and micro-batches hold indices of bundles. If `shared`, the rows of a bundle share
+    their common tokens, and each micro-batch is one sequence; else bundles are single rows.
     """
 
     bundles: list[tuple[int, ...]]
@@ -104,8 +103,9 @@ class BatchLayout:
 
 
 def padded_widths(lengths: Sequence[int]) -> list[int]:
-    """Returns each row's padded width. Rows come longest first; a new call of the model starts where padding would
-    exceed MAX_PADDING."""
+    """Returns each row's padded width. Rows come longest first; a new call of the model starts when padding would
+    exceed MAX_PADDING.
+    """
     widths: list[int] = []
     for length in lengths:
         begins = not widths or length < (1 - MAX_PADDING) * widths[-1]
@@ -118,7 +118,7 @@ def divide_rows(
 ) -> list[MicroBatch]:
     """Divides `rows` into micro-batches of at most `most_tokens` tokens a process, longest rows first.
 
-    A row that is longer than that is read by itself.
+    A longer row is read by itself.
     """
     rest = sorted(sorted(rows), key=lambda row: lengths[row], reverse=True)
     micro_batches = []
@@ -140,9 +140,9 @@ def group_micro_batches(
 ) -> list[list[MicroBatch]]:
     """Divides a step's rows into groups of micro-batches, so that rows of one of `weight_groups` are in one group.
 
-    If the rows of a weight group do not fit into a micro-batch, some fill micro-batches of their own, and the rest
-    is in the group's last one, which may have all rows of other weight groups. Rows whose weight is fixed (`None`) are
-    in the last groups.
+    If the rows of a weight group do not fit into a micro-batch, some fill micro-batches of their own, and the rest is
+    in the group's last one, which may have all rows of other weight groups. Rows with a fixed weight (`None`) are in
+    the last groups.
     """
     by_key: dict[Hashable | None, list[int]] = {}
     for row, key in enumerate(weight_groups):
@@ -176,7 +176,7 @@ def group_micro_batches(
 def lay_out_alone(
     weight_groups: Sequence[Hashable | None], lengths: Sequence[int], world: int, most_tokens: int
 ) -> BatchLayout:
-    """Returns the layout in which every row is read by itself, padded to those beside it."""
+    """Returns the layout that reads every row by itself, padded to its neighbours' length."""
     groups = group_micro_batches(weight_groups, lengths, world, most_tokens)
     return BatchLayout(list(zip(range(len(lengths)))), groups, False)
 
@@ -209,7 +209,7 @@ def _bundle_rows(
 
     Rows in order of their tokens have as much in common with the one before as they can.
     """
-    first = [kinds.index(kind) for kind in kinds]  # each kind's first row, by which kinds keep their order
+    first = [kinds.index(kind) for kind in kinds]  # each kind's first row: kinds keep this order
     ordered = sorted(zip(first, map(list, prompts), range(len(kinds))))
     bundles: list[list[int]] = []
     lengths: list[int] = []
@@ -235,7 +235,7 @@ def _link_groups(weight_groups: Sequence[Hashable | None], bundles: Sequence[Seq
     for bundle in bundles:
         of_bundles.append({weight_groups[row] for row in bundle})
     if any(None in keys and len(keys) > 1 for keys in of_bundles):
-        # What has no key may be added to no gradient that is multiplied later: so all others come at once.
+        # A fixed-weight row must not enter a gradient that is rescaled later, so all these rows come together.
         return [None if keys == {None} else "by loss" for keys in of_bundles]
     merged = dict(zip(weight_groups, weight_groups))
     for keys in of_bundles:

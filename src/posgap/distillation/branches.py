@@ -1,11 +1,11 @@
-"""Reads once what the prompts of an example have in common.
+"""Reads the common tokens of an example's prompts only once.
 
-An example's prompts are equal up to the first gold document, and what a causal model computes there is the same for
-all of them. So they are laid out in one sequence, each without the beginning that it shares with the one before, every
-token at the position that it has in its own prompt. What a layer does token by token is then done once. Attention
-alone is computed prompt by prompt: the queries of a prompt's own tokens, over the keys and values of the whole prompt,
-wherever those lie. The gradient with respect to what is shared adds up by itself, also where activations are
-checkpointed, and where the model's parameters are spread over processes.
+An example's prompts are equal up to the first gold document, so a causal model computes the same for all of them there.
+They are laid out in one sequence, each without the beginning that it shares with the previous one, and every token
+keeps the position that it has in its own prompt. Layers that work token by token then run once. Attention alone is
+computed prompt by prompt: the queries of a prompt's own tokens, over the keys and values of the whole prompt, wherever
+they lie. The gradient with respect to shared tokens adds up by itself. This also holds if activations are checkpointed,
+or if the model's parameters are spread over processes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,15 +28,16 @@ Span = tuple[int, int]
 
 
 class Branch(NamedTuple):
-    """A prompt within a sequence: the columns of its `own` tokens, and those of all its tokens, in their order."""
+    """A prompt within a sequence: the columns of its `own` tokens, and those of all its tokens, in order."""
 
     own: Span
     path: tuple[Span, ...]
 
 
 class FlashLayout(NamedTuple):
-    """Branches as a flash kernel takes them: the `columns [T]` of all paths, one behind the other, and where each
-    branch's queries and keys end, `[N + 1]` from 0 on, with the most of either."""
+    """Branches in a flash kernel's format: the concatenated `columns [T]` of all paths, the offsets of each branch's
+    queries and keys (`[N + 1]`, from 0 on), and the longest of either.
+    """
 
     columns: Tensor
     query_ends: Tensor
@@ -72,7 +73,7 @@ class Branches(tuple[Branch, ...]):
 
 
 class Layout(NamedTuple):
-    """Prompts in one sequence: its `ids [S]`, their `positions [S]` in the prompts, and where each prompt lies."""
+    """Prompts in one sequence: its `ids [S]`, their `positions [S]` in the prompts, and the place of each prompt."""
 
     ids: list[int]
     positions: list[int]
@@ -89,8 +90,8 @@ def count_common_tokens(first: Sequence[int], second: Sequence[int]) -> int:
 def pack_shared_prefixes(bundles: Sequence[Sequence[Sequence[int]]], own: Sequence[Sequence[int]]) -> Layout:
     """Lays bundles of prompts out in one sequence.
 
-    Each prompt shares the tokens that it has in common with the one before it in its bundle, but never its last
-    `own` ones (counted for each prompt), so that their hidden states are there for each.
+    Each prompt shares the tokens that it has in common with the previous one in its bundle. Its last `own` tokens
+    (counted for each prompt) are never shared, so their hidden states exist for each prompt.
     """
     ids: list[int] = []
     positions: list[int] = []
@@ -161,7 +162,7 @@ def _over_branches(query: Tensor, key: Tensor, value: Tensor, branches: Branches
     outputs = []
     for (_, path), own in zip(branches, query.split([end - start for (start, end), _ in branches], 2)):
         keys, values = (torch.cat([each[:, :, start:end] for start, end in path], 2) for each in (key, value))
-        last = keys.shape[2] - own.shape[2]  # so many tokens stand in front of its own
+        last = keys.shape[2] - own.shape[2]  # tokens in front of its own
         if (groups := query.shape[1] // keys.shape[1]) > 1:  # once, rather than for each run of queries
             keys = keys.repeat_interleave(groups, 1)
             values = values.repeat_interleave(groups, 1)

@@ -1,13 +1,12 @@
-"""Training states on disk and in S3, so that a run that is killed goes on where it was, on other machines too.
+"""Keeps training states on disk and in S3, so a killed run can resume, also on other machines.
 
-A checkpoint is a folder `step-<n>` with parameters, optimizer and random number generators of every
-process, and the history so far; the plan of steps and the learning rate are functions of the config
-and the step, so the step stands for sampler and scheduler. Parameters and optimizer are written by
-torch's distributed checkpointing as safetensors, by every process its share, so that any other number
-of processes can go on. `files.json` has the size and sha256 of all files, and is written when they are
-on the disk: a checkpoint is whole where each has its size, and is gone on from where each has its
-sha256. Nodes without a shared disk have each their own processes' files, and need S3 to put them
-together.
+A checkpoint is a folder `step-<n>` with parameters, optimizer, the random number generators of every process, and the
+history so far. The plan of steps and the learning rate are functions of the config and the step, so the step stands for
+sampler and scheduler. Parameters and optimizer are written by torch's distributed checkpointing as safetensors. Every
+process writes its share, so any other number of processes can resume. `files.json` has the size and sha256 of all
+files, and is written when they are on the disk. A checkpoint is complete if each file has its size, and training
+resumes from it if each has its sha256. Nodes without a shared disk each have their own processes' files, and need S3 to
+put them together.
 """
 
 import functools
@@ -68,7 +67,7 @@ class Checkpoints:
         except PosgapError as error:
             if kind is None:
                 raise
-            log.warning("%s", error)  # what ended the block is what has to be said
+            log.warning("%s", error)  # the error that ended the block must be reported
 
     def wait(self) -> None:
         """Ends when what was saved is written; raises `PosgapError` if it could not be."""
@@ -181,7 +180,7 @@ class Checkpoints:
             log.warning("checkpoint %s is on disk only: %s", complete.name, error)
 
     def _fetch(self) -> int:
-        """The step to go on from, on every machine; brings its checkpoint from S3 where that has a newer one."""
+        """Returns the step to resume from, on every machine; downloads its checkpoint if S3 has a newer one."""
         names = self.kept.stored_names() if rank_and_world()[0] == 0 else []
         there = max((_step_number(name) for name in gather(names)[0] if name.endswith(f"/{FILES}")), default=0)
         here = max(set.intersection(*gather(self._here())), default=0)
@@ -194,9 +193,9 @@ class Checkpoints:
         return max(there, here)
 
     def _sound(self) -> int:
-        """The step of the newest checkpoint whose files have the sha256s that they had, 0 if there is none.
+        """Returns the step of the newest checkpoint whose files match their sha256s, 0 if there is none.
 
-        One that has not is removed: here, and then, where S3 has no better one, there.
+        A damaged one is removed: here, and then also in S3 if S3 has no better one.
         """
         removed: set[int] = set()
         while step := self._fetch():
@@ -214,8 +213,8 @@ class Checkpoints:
         return 0
 
     def _damaged(self, folder: Path) -> list[str]:
-        """The files of a checkpoint that have not the sha256s that they had. Every process reads its share."""
-        own_files = _share_files(folder)[rank_and_world()[0]]  # where all meet, when this machine has been brought them
+        """Returns the checkpoint's files that do not match their sha256s. Every process reads its share."""
+        own_files = _share_files(folder)[rank_and_world()[0]]  # all processes meet here, after the download
         record = manifests.read_record(folder / FILES)
         damaged = []
         for name in own_files:
@@ -261,7 +260,7 @@ class Checkpoints:
             training_state.restore_state(accelerator, model, optimizer, self._mesh, fill)
         except CheckpointException as error:
             raise PosgapError(f"{folder}: cannot be gone on from ({_first_reason(error)}); delete it") from None
-        # A process that was not there then goes on with those that it has.
+        # A process that did not exist at the checkpoint then goes on with its current ones.
         if (states := folder / f"random-{rank}.pt").is_file():
             _set_random_states(torch.load(states, weights_only=True))
         return [row for _, row in files.read_jsonl(folder / "history.jsonl")]
@@ -287,7 +286,7 @@ def _share_files(folder: Path, group: dist.ProcessGroup | None = None) -> list[l
 
 
 def share_out(names_by_process: list[list[str]]) -> list[list[str]]:
-    """Spreads the files that each process sees: each goes, by turns, to one that sees it."""
+    """Divides the files that the processes see: each file goes, by turns, to a process that sees it."""
     by_process: list[list[str]] = [[] for _ in names_by_process]
     for turn, name in enumerate(sorted(set().union(*names_by_process))):
         owners = [process for process, names in enumerate(names_by_process) if name in names]

@@ -8,10 +8,10 @@ _NOISE = ("drop", "jitter")  # as in `attention_dropout`, `layerdrop`, `router_j
 
 
 def without_dropout(model: nn.Module) -> None:
-    """From now on `model` computes in training what it computes when it answers.
+    """Makes `model` compute in training what it computes when it answers.
 
-    The teacher answers without dropout, and the student begins as the teacher: with dropout there would be a loss where
-    there is no gap, in which the student would learn to undo its own noise.
+    The teacher answers without dropout, and the student begins as the teacher. With dropout there would be a loss even
+    without a gap, and the student would learn to undo its own noise.
     """
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):

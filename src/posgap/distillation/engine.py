@@ -39,7 +39,7 @@ from posgap.models.loading import disable_cudnn_attention
 from posgap.models.memory import device_memory, is_exhaustion
 
 log = logging.getLogger(__name__)
-START_TOKENS = 8192  # of a micro-batch, where none are given
+START_TOKENS = 8192  # of a micro-batch, by default
 USABLE = 0.85  # of a GPU's memory: the rest is lost between blocks
 
 
@@ -47,8 +47,8 @@ USABLE = 0.85  # of a GPU's memory: the rest is lost between blocks
 class Schedule:
     """The learning rate's schedule.
 
-    The rate rises linearly from 0 to `learning_rate` in `warmup_steps` steps, or, if that is below 1, in that share of
-    all steps; the first step then changes nothing, as with the Hugging Face Trainer. From there it falls linearly to 0.
+    The rate rises linearly from 0 to `learning_rate` in `warmup_steps` steps or, if that is below 1, in that share of
+    all steps. The first step then changes nothing, as with the Hugging Face Trainer. From there it falls linearly to 0.
     """
 
     learning_rate: float
@@ -91,18 +91,18 @@ def train(
     evaluation: Evaluation | None = None,
     keep_best: bool = False,
 ) -> tuple[torch.nn.Module, History]:
-    """Trains `student` in place; returns it as wrapped by Accelerate, and the figures of every step.
+    """Trains `student` in place; returns it as Accelerate wraps it, and the figures of every step.
 
-    A process reads `micro_batch_tokens` tokens at once, or a single prompt that is longer; 0 is `START_TOKENS`, and on
-    a GPU, after two steps, as many as its memory holds. Before the first step the
-    student reads what it needs of the teacher's states, if the objective needs them.
+    A process reads `micro_batch_tokens` tokens at once, or a single longer prompt. 0 means `START_TOKENS`, and on a
+    GPU, after two steps, as many as fit in its memory. Before the first step the student computes the teacher's missing
+    states, if the objective needs them.
 
-    If there is a checkpoint, training goes on from it. `on_step(figures)` is called with each step's figures,
-    those of the checkpoint's steps included. Checkpoints are written every `save_steps` steps and at the end (neither
-    if it is 0), and at SIGTERM. Steps at which `evaluation` is due have its figures, too, and the first step those from
-    before training. With `keep_best`, the student ends in its state after the best of them, which `checkpoints` keep.
+    If there is a checkpoint, training goes on from it. `on_step(figures)` is called with each step's figures, including
+    the checkpoint's steps. Checkpoints are written every `save_steps` steps and at the end (neither if it is 0), and at
+    SIGTERM. A step at which `evaluation` is due also has its figures, and the first step has those from before
+    training. With `keep_best`, the student ends in its state after the best of them, which `checkpoints` keep.
 
-    Raises `NotFinite` before the update, and `TerminationSignal` after SIGTERM, when the checkpoint is written.
+    Raises `NotFinite` before the update, and `TerminationSignal` after SIGTERM, once the checkpoint is written.
     """
     disable_cudnn_attention()
     trained = [parameter for parameter in student.model.parameters() if parameter.requires_grad]
@@ -156,7 +156,7 @@ def train(
                 best = best_step(history) if keep_best else 0
             on_step(history[-1])
             stopping = any(gather(termination.requested))
-            # At the end too, so that no step is done again where the model cannot be written.
+            # At the end too, so that no step is repeated if the model cannot be written.
             due = save_steps and ((step + 1) % save_steps == 0 or step + 1 == len(steps))
             if checkpoints and (stopping or due or best == step + 1):
                 checkpoints.save(step + 1, accelerator, wrapped, optimizer, history, best)
@@ -176,7 +176,7 @@ def train(
 def _evaluate(
     evaluation: Evaluation, wrapped: Any, student: Student, accelerator: Accelerator, micro_batch_tokens: int
 ) -> dict[str, float]:
-    """Measures the student as it is now, and leaves it in training."""
+    """Measures the current student, and leaves it in training mode."""
     wrapped.eval()
     with _naming_exhaustion("an evaluation; give a smaller micro_batch_tokens"):
         found = evaluation.measure(wrapped, student.model, accelerator.device, micro_batch_tokens or START_TOKENS)
@@ -221,7 +221,7 @@ class Step:
         return torch.where(weighed > 0, self.weights[index].sum() / weighed, 1.0)
 
     def read_losses(self) -> Tensor:
-        """Waits for the losses [N] of all rows, and raises `NotFinite` with the rows where they are not finite."""
+        """Waits for the losses [N] of all rows; raises `NotFinite` with the rows whose losses are not finite."""
         losses = self.losses.cpu()
         bad = (~losses.isfinite()).nonzero().flatten().tolist()
         if bad:
@@ -267,8 +267,8 @@ class TrainStep:
     def run(self, number: int, rows: Sequence[TrainingPrompt]) -> dict[str, float]:
         """Makes one update from the global batch `rows` and returns its figures.
 
-        If a process runs out of memory, micro-batches are halved and the step is begun again. So it is where the
-        gradient overflows because positions' losses differ by far, with all rows weighed before the first gradient.
+        If a process runs out of memory, it halves the micro-batches and begins the step again. It also does so if the
+        gradient overflows because positions' losses differ by far; then it weighs all rows before the first gradient.
         """
         while True:
             step = Step(number, rows, self._lay_out(rows), self.device)
@@ -404,8 +404,9 @@ class TrainStep:
             self.exhausted = True
 
     def _grow_micro_batch(self, step: Step) -> None:
-        """Takes micro-batches as large as a GPU's memory holds, by what those of the second step took beside what
-        stands there from the first update on."""
+        """Makes micro-batches as large as a GPU's memory allows, from what the second step's took besides the memory
+        that is in use from the first update on.
+        """
         used = device_memory(self.device)
         if step.number > 1:
             largest = max(each.tokens for each in step.layout.micro_batches)

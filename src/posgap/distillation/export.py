@@ -43,10 +43,10 @@ class Origin:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """The result of a training: the parameters that it changed, by name, in float32 as the optimizer has them, and the
-    `logits` that the model in training gives to the tokens `probe [1, T]`, in arithmetic of the precision `arithmetic`.
+    """The result of a training: the changed parameters, by name, in float32 as the optimizer has them, and the `logits`
+    of the model in training for the tokens `probe [1, T]`, in arithmetic of the precision `arithmetic`.
 
-    If DeepSpeed has the parameters, they are gathered on the first process.
+    If DeepSpeed has the parameters, the first process gathers them.
     """
 
     parameters: Mapping[str, Tensor]
@@ -63,7 +63,7 @@ class TrainedModel:
         without_flash_attention(model.eval())  # which computes in 16 bits only
         probe = ids[:1, :PROBE_TOKENS]
         parameters = trained_parameters(model, accelerator)
-        # Where parameters are in pieces, all processes are needed for one forward pass.
+        # If parameters are sharded, all processes take part in a forward pass.
         logits = _logits(model, probe) if by_deepspeed(accelerator) or is_main_process() else torch.empty(0)
         return cls(parameters, probe, logits, model.dtype)
 

@@ -1,8 +1,8 @@
-"""What one micro-batch of training takes, in bytes and operations, found without memory and without a GPU.
+"""Finds the memory and operations that one micro-batch of training takes, without allocating memory and without a GPU.
 
-The model is made of fake tensors, which have shapes but no numbers, and one micro-batch is read forwards and backwards
-with them; every storage is counted from its birth to its end. So the figures are those of the code that trains, in any
-architecture, rather than of a formula.
+The model is made of fake tensors, which have shapes but no numbers. One micro-batch is read forwards and backwards with
+them, and every storage is counted from its birth to its end. So the figures come from the code that trains, for any
+architecture, and not from a formula.
 """
 
 import copy
@@ -53,7 +53,7 @@ OPERATIONS: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class MicroBatchShape:
-    """A micro-batch: `rows` prompts of `width` tokens, the last `predicted` of which are those before response tokens.
+    """A micro-batch: `rows` prompts of `width` tokens; the last `predicted` of these precede response tokens.
 
     `arithmetic` is float32, bfloat16 (of float32 parameters, by autocast), or bfloat16 parameters, as DeepSpeed has
     them. `lora_rank` 0 trains all parameters.
@@ -80,10 +80,11 @@ class Size:
 
 
 class Storages(TorchDispatchMode):
-    """The bytes of all storages that operations have made and that still live, and the most there ever were.
+    """The bytes of all live storages that operations have made, and their peak.
 
-    Fake tensors that checkpointing has let go of lie in cycles of references until the garbage collector comes, where
-    real ones are freed at once. With `collect` it comes before a new maximum is believed, and again while it finds any.
+    Fake tensors that checkpointing has released stay in reference cycles until the garbage collector runs, while real
+    ones are freed at once. With `collect` the collector runs before a new maximum is accepted, and again while it finds
+    any.
     """
 
     def __init__(self, collect: bool) -> None:
@@ -183,7 +184,7 @@ def run_micro_batch(model: PreTrainedModel, shape: MicroBatchShape) -> None:
     head = Head.from_model(model)
     if shape.arithmetic != "bfloat16 parameters":  # which are in pieces
         add_gradients_in_place(model, head)
-        # How many tokens are no padding, which have gradients, is not known of fake ones.
+        # The number of unpadded tokens, which have gradients, is unknown for fake ones.
         setattr(model.get_input_embeddings(), "padding_idx", None)  # noqa: B010
 
     def loss(logits: Tensor, teacher: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The frozen weights beneath adapters, in bfloat16 where that changes nothing."""
+"""Keeps the frozen weights beneath adapters in bfloat16 if that changes nothing."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 
 class _InBfloat16(nn.Linear):
-    """A frozen linear layer whose weight is in bfloat16; without autocast it computes in its input's precision."""
+    """A frozen linear layer with a bfloat16 weight; without autocast it computes in its input's precision."""
 
     def forward(self, states: Tensor) -> Tensor:
         weight = self.weight if torch.is_autocast_enabled(states.device.type) else self.weight.to(states.dtype)

@@ -47,7 +47,7 @@ class Gradient:
 
     @contextmanager
     def of_this_process(self) -> Iterator[None]:
-        """The block in which gradients are accumulated, by each process for itself but under DeepSpeed."""
+        """Returns a block in which each process accumulates gradients for itself, except under DeepSpeed."""
         with nullcontext() if self.by_deepspeed else self.accelerator.no_sync(self.model):
             yield
 

@@ -24,7 +24,7 @@ _FACTORS: dict[str, Callable[[Any], float]] = {
 }
 # The names of soft caps in the configurations of Gemma and NanoChat, RecurrentGemma, and xLSTM.
 _SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
-# Numbers of a product that are held at once: 32 MiB in float32, and 256 MiB on a GPU, where parts are launches.
+# Numbers of a product that are held at once: 32 MiB in float32, and 256 MiB on a GPU, where each part is a launch.
 NUMBERS_AT_ONCE = 1 << 23
 ON_A_GPU = 8
 
@@ -32,7 +32,7 @@ ON_A_GPU = 8
 class Head:
     """An output head, with the constant factor (Granite, Cohere) and the soft cap (Gemma 2) of some families' logits.
 
-    It is not a module, so that a module that holds it does not register its parameters a second time.
+    It is not a module, so a module that holds it does not register its parameters twice.
     """
 
     in_place = False  # whether `losses` adds the weight's gradient to the one that is there, rather than return another
@@ -61,11 +61,11 @@ class Head:
             return self.adjust(self.project(hidden))
 
     def losses(self, loss: Callable[..., Tensor], hidden: Tensor, *per_token: Tensor) -> Tensor:
-        """`loss(logits, *per_token)`, `[M, V]` and `[M, ...]` to `[M]`, of the logits of `hidden [M, D]`.
+        """Returns `loss(logits, *per_token)`, `[M, V]` and `[M, ...]` to `[M]`, for the logits of `hidden [M, D]`.
 
-        The result and the gradients are those of a single call, but all logits never exist at once: those of a chunk of
-        tokens are dropped after the forward pass and computed again in the backward pass, where the chunks' gradients
-        of the weight `[V, D]` are added up in one place. `per_token` has no gradient.
+        The result and the gradients equal those of a single call, but all logits never exist at once. A chunk's logits
+        are dropped after the forward pass and recomputed in the backward pass, which adds up the chunks' gradients of
+        the weight `[V, D]` in one place. `per_token` has no gradient.
         """
 
         with torch.autocast(hidden.device.type, enabled=False):
@@ -77,7 +77,7 @@ class Head:
         bias = self.linear.bias
         parts = []
         if _is_on_gpu(weight) and states.dtype == weight.dtype and weight.dtype.itemsize == 2:
-            outputs = torch.mm(states, weight.T, out_dtype=torch.float32)  # in which products of 16 bits are exact
+            outputs = torch.mm(states, weight.T, out_dtype=torch.float32)  # products of 16 bits are exact in it
             return outputs if bias is None else outputs + bias
         for rows, of in _slices(weight):
             parts.append(F.linear(states.to(of.dtype), of, None if bias is None else bias[rows].to(of.dtype)))
@@ -113,7 +113,7 @@ class _Losses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, head: Head, loss: Any, hidden: Tensor, *tensors: Any) -> Tensor:  # type: ignore[override]
-        _, _, *per_token = tensors  # weight and bias, which are read where ZeRO-3 has them at the time
+        _, _, *per_token = tensors  # weight and bias are read later, when ZeRO-3 has gathered them
         ctx.head = head
         ctx.loss = loss
         ctx.save_for_backward(hidden, *per_token)
@@ -144,7 +144,7 @@ class _Losses(torch.autograd.Function):
                     for rows, _ in _slices(weight):
                         product = to_outputs[:, rows].T, states.to(to_outputs.dtype)
                         if to_weight.dtype == to_outputs.dtype:
-                            to_weight[rows].addmm_(*product)  # with no other tensor of that size
+                            to_weight[rows].addmm_(*product)  # without another tensor of that size
                         else:
                             to_weight[rows] += torch.mm(*product)
                 if to_bias is not None:
@@ -154,7 +154,7 @@ class _Losses(torch.autograd.Function):
 
 
 def _chunks(hidden: Tensor, head: Head) -> Iterator[slice]:
-    """The chunks of tokens whose logits are held at once."""
+    """Returns the chunks of tokens whose logits are held at once."""
     size = max(1, _numbers_at_once(hidden) // head.linear.out_features)
     for start in range(0, len(hidden), size):
         yield slice(start, start + size)
@@ -185,12 +185,12 @@ def add_gradients_in_place(model: PreTrainedModel, head: Head) -> None:
     head.in_place = True
     embedding = model.get_input_embeddings()
     if isinstance(embedding, nn.Embedding) and embedding.weight.requires_grad:
-        embedding.sparse = True  # the gradient that is added, not the one that is there
+        embedding.sparse = True  # the added gradient, not the existing one
 
 
 @torch.no_grad()
 def require_plain_head(model: PreTrainedModel, batch: Batch) -> None:
-    """Raises `PosgapError` for a model whose logits are computed by more than `Head` knows."""
+    """Raises `PosgapError` if a model computes its logits by more than `Head` knows."""
     columns = batch.columns[: int(batch.lengths[0])]
     ids = batch.input_ids[:1, : columns[-1] + 1]
     wanted = model(input_ids=ids, use_cache=False, logits_to_keep=len(columns)).logits[0]

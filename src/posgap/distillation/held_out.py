@@ -8,7 +8,7 @@ from posgap.foundation.files import read_jsonl
 from posgap.storage.inputs import read_manifest
 
 WORST, MEAN, NATS, TEXT = "eval_worst", "eval_accuracy", "eval_nats", "eval_text_nats"
-BEFORE = "_before"  # behind the names of what was measured before the first step
+BEFORE = "_before"  # suffix of figures that were measured before the first step
 HISTORY_FILE = "history.jsonl"
 History = Sequence[Mapping[str, float]]
 _SHOWN = (
@@ -19,8 +19,7 @@ _SHOWN = (
 
 
 def best_step(history: History) -> int:
-    """Returns the step after which the worst placement was best, among equals with the fewest nats; 0 if none was
-    measured."""
+    """Returns the step with the best worst placement, among equals with the fewest nats; 0 if none was measured."""
     measured = [row for row in history if WORST in row]
     if not measured:
         return 0

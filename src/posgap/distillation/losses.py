@@ -39,15 +39,15 @@ def per_row(token_losses: Tensor, lengths: Tensor) -> Tensor:
 
 
 def alignment_weights(losses: Tensor, positions: Sequence[Hashable], alignment: str) -> Tensor:
-    """The weight `[N]` of each pair (position i, example j) of the global batch in the loss L_Act.
+    """Returns the weight `[N]` of each pair (position i, example j) of the global batch in the loss L_Act.
 
-    `positions [N]` are those that each of `losses [N]` belongs to. Weights are constants to the gradient. The kinds of
-    `alignment` are:
+    `positions [N]` are the positions of `losses [N]`. Weights are constants to the gradient. The kinds of `alignment`
+    are:
 
     - `none`: 1 / N, the plain mean.
     - `paper`: alpha_ij = softmax_i(mean_j L_ij) * L_ij / max_k L_ik (Pos2Distill, section 3.1).
 
-    A position whose losses are all zero has weight 0.
+    A position has weight 0 if all its losses are zero.
     """
     losses = losses.detach()
     if alignment == "none":

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class Method:
     """A way to close the gap, by its name for `posgap distill --method` and the pipeline's form.
 
-    `made_by` is the stage that writes its models; the methods of `distill` are those that train. `needs_teacher` says
-    that its loss reads the frozen model's distributions at an example's advantageous placement; its prompts are then
-    drawn from the other placements.
+    `made_by` is the stage that writes its models; `distill` offers the methods that train. `needs_teacher` says that
+    its loss reads the frozen model's distributions at an example's advantageous placement; its prompts are then drawn
+    from the other placements.
     """
 
     name: str
@@ -113,9 +113,9 @@ METHODS: Registry[Method] = Registry(
 
 
 def method_of(model: str | Path) -> str:
-    """The name of the method that made a model, as in `METHODS`; empty for a model that came from elsewhere.
+    """Returns the name of the method that made a model, as in `METHODS`; empty for a model from elsewhere.
 
-    If one without training was put on top of what another had made, both: `r1 then mitigate`.
+    If a method without training was put on top of another, both: `r1 then mitigate`.
     """
     return method_in(read_manifest(Path(model)))
 

@@ -1,7 +1,7 @@
-"""The learning rate for a model's size, and how far training can move the model at all, said before it.
+"""Computes the learning rate for a model's size, and, before training, how far training can move the model at all.
 
-AdamW moves a weight by about its learning rate in an update, and by less where gradients do not agree. So the sum of
-the rates is the most that a weight moves, whatever is learnt.
+AdamW moves a weight by about its learning rate in an update, and by less if gradients disagree. So the sum of the rates
+bounds how far a weight moves, whatever is learnt.
 """
 
 from math import log2, sqrt
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-# The run of the paper: 94 updates at 3e-6, which falls linearly, on models of 7B, whose layers are 4,096 wide.
+# The paper's run: 94 updates at 3e-6, which falls linearly, on models of 7B, whose layers are 4,096 wide.
 _PAPER_REACH = 3e-6 * 95 / 2
 _PAPER_WIDTH = 4096
 _PAPER_RATE, _PAPER_PARAMETERS = 3e-6, 7e9
@@ -19,7 +19,7 @@ _PAPER_RATE, _PAPER_PARAMETERS = 3e-6, 7e9
 _EXPONENT = 0.6
 _ADAPTERS = 10  # adapters begin at nothing, and want a higher rate than the weights that they are added to
 _MANY_UPDATES = 50  # a shorter run costs little, and may be a trial
-TYPICAL_WEIGHT = 0.02  # the root mean square of a matrix's weights, where a model's config names none
+TYPICAL_WEIGHT = 0.02  # the root mean square of a matrix's weights, if a model's config names none
 
 
 def default_learning_rate(parameters: int, adapters: bool = False) -> float:
@@ -30,7 +30,7 @@ def default_learning_rate(parameters: int, adapters: bool = False) -> float:
 
 
 class Movement(NamedTuple):
-    """How far a weight can move (`reach`), beside the size of a typical one, in a model whose layers are so wide."""
+    """How far a weight can move (`reach`), compared with a typical weight in a model of this width."""
 
     updates: int
     reach: float
@@ -69,7 +69,7 @@ class Movement(NamedTuple):
         )
 
     def warning(self) -> str:
-        """A line where that is too little to expect anything of; else empty."""
+        """Returns a line if that is too little to expect anything; else empty."""
         if self.bfloat16_steps < 0.5:
             return (
                 "so few updates at such a rate change no weight that is stored in bfloat16 to the nearest number; take "
@@ -83,5 +83,5 @@ class Movement(NamedTuple):
         return ""
 
     def is_wasted(self) -> bool:
-        """Whether the run is long, and yet can move the model by less than half of what the paper's run can."""
+        """Returns whether the run is long, yet can move the model by less than half as much as the paper's run."""
         return self.updates >= _MANY_UPDATES and self.of_the_paper < 0.5

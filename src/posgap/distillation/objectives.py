@@ -39,10 +39,10 @@ class Objective:
         return [None] * len(rows)
 
     def weights(self, rows: Sequence[TrainingPrompt], losses: Tensor, is_known: Sequence[bool] = ()) -> Tensor:
-        """The weights w `[N]` of a global batch's `rows`, given their `losses [N]`, on the same device.
+        """Returns the weights w `[N]` of a global batch's `rows`, given their `losses [N]`, on the same device.
 
-        `is_known [N]` says whose losses are computed yet; empty: all. The losses of rows with the same key come
-        together, and all weights by loss that were there before change by one factor when others come.
+        `is_known [N]` says which rows' losses are computed already; empty: all. The losses of rows with the same key
+        arrive together. When others arrive, all earlier weights by loss change by one factor.
         """
         return torch.full_like(losses, 1 / len(rows))
 
@@ -59,8 +59,9 @@ MIN_EFFECTIVE_ROWS = 2.0  # below which one prompt has most of a step's weight
 
 
 def effective_rows(weights: Tensor) -> float:
-    """The number of equal weights that average as much noise away as `weights [N]` do: (sum w)^2 / sum w^2, from 1,
-    where one row has all the weight, to N. 0 where all weights are 0."""
+    """Returns the number of equal weights that would average away as much noise as `weights [N]`: (sum w)^2 / sum w^2,
+    from 1, if one row has all the weight, to N. Returns 0 if all weights are 0.
+    """
     squares = float(weights.square().sum())
     return float(weights.sum()) ** 2 / squares if squares else 0.0
 
@@ -103,7 +104,7 @@ class R1(Objective):
         if anchors:
             weights[index_on(losses.device, anchors)] = self.anchoring / len(anchors)
         if is_known and self.alignment != "none":
-            # alpha is a softmax over positions: over those whose losses are there, it is the same but for a factor.
+            # alpha is a softmax over positions: over the known ones alone it is the same except for a factor.
             others = [index for index in others if is_known[index]]
         if others:
             places = index_on(losses.device, others)
@@ -140,7 +141,7 @@ class R1(Objective):
         return Placement(row.positions, self.n_docs[row.pair]).among(min(self.n_docs)).positions
 
     def _split_anchors(self, rows: Sequence[TrainingPrompt]) -> tuple[list[int], list[int]]:
-        """The indices of the anchors, the rows at their pair's advantageous placement, and those of the others."""
+        """Returns the indices of the anchors (rows at their pair's advantageous placement) and of the other rows."""
         anchors: list[int] = []
         others: list[int] = []
         for index, row in enumerate(rows):

@@ -66,9 +66,10 @@ class Way:
 
 @dataclass(frozen=True)
 class Need:
-    """The memory that a way takes of each GPU: bytes that stand all the time, and the most there are while `rows`
-    prompts are read, which is the number that fits, at most a process's share of a step. If not even one fits,
-    `rows` is 0; where what stands does not, the rest is not known."""
+    """The memory that a way takes of each GPU: the constant bytes, and the peak bytes while `rows` prompts are read.
+    `rows` is the number that fits, at most a process's share of a step. If not even one fits, `rows` is 0; if the
+    constant bytes do not fit, the rest is unknown.
+    """
 
     way: Way
     standing: float
@@ -92,11 +93,11 @@ def standing(way: Way, size: Size, gpus: int) -> float:
 
 
 def export_bytes(way: Way, size: Size, stored: int) -> float:
-    """The most of main memory that writing the model takes, whose base is stored in `stored` bytes a number, beside
-    what the system keeps of files.
+    """Returns the peak main memory for writing the model, whose base is stored in `stored` bytes a number; the system's
+    file cache is not counted.
 
-    The trained model stands in float32, and then what is read back, beside what is stored; numbers of float32 are not
-    copied for that. On a CPU the model in training is there, too, and the optimizer no more.
+    It holds the trained model in float32, then what is read back, besides the stored model; float32 numbers are not
+    copied for that. On a CPU the model in training is there, too, but the optimizer is gone.
     """
     here = 4 * size.parameters + way.bytes_kept * size.head if way.strategy == "cpu" else 0
     return _PROCESS + here + (4 + (stored if stored < 4 else 0)) * size.parameters
@@ -113,8 +114,9 @@ def ways(gpus: int) -> Iterator[Way]:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained on which machine: GPUs, the memory of each in GB, prompts in a step, the tokens of each prompt
-    and of its response."""
+    """A training and its machine: GPUs, the memory of each in GB, prompts in a step, the tokens of each prompt and of
+    its response.
+    """
 
     gpus: int
     gpu_memory: float
@@ -146,10 +148,10 @@ def need(work: Workload, way: Way, sized: Callable[[int], Size], taken: Callable
 
 
 def _most_rows(taken: Callable[[int], int], most: int, free: float) -> tuple[int, int]:
-    """The largest number of rows, up to `most`, that takes at most `free` bytes, and the bytes that it takes.
+    """Returns the largest number of rows, up to `most`, that takes at most `free` bytes, and the bytes that it takes.
 
-    If one takes more, 0, and the bytes of that one. The number is the largest to an eighth of it; its bytes are
-    measured, since they do not grow by the same with each row: another phase has the peak at few rows than at many.
+    If one row takes more, returns 0 and that row's bytes. The number is accurate to an eighth. Its bytes are measured,
+    since they do not grow evenly with the rows: the peak comes in another phase at few rows than at many.
     """
     fits = (1, taken(1))
     above = (most, taken(most))

@@ -30,11 +30,11 @@ _DIVIDED = "and each gradient would be divided by it: posgap parts a step by --m
 
 
 def accelerator(mixed: bool = False, deepspeed: str = "") -> Accelerator:
-    """The Accelerator of this launch: for one process, for several, or for DeepSpeed.
+    """Returns the Accelerator of this launch: for one process, for several, or for DeepSpeed.
 
     `mixed` means arithmetic in bfloat16. `deepspeed` is `zero2`, `zero3` or a DeepSpeed JSON file; if it is empty,
     DeepSpeed is used only if `accelerate launch` asks for it. Raises `PosgapError`, on every process, if DeepSpeed is
-    needed but not installed, and for what launcher or file ask for that posgap would not train under as they mean it.
+    needed but not installed, or if the launcher or the file sets something that posgap would not follow.
     """
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed probes for accelerators and logs about it
@@ -176,8 +176,9 @@ def register_external(module: torch.nn.Module, owner: torch.nn.Module) -> None:
 
 
 def arithmetic(accelerator: Accelerator) -> str:
-    """How numbers are computed, as far as results depend on it: DeepSpeed casts parameters to bfloat16 where autocast
-    casts what each operation reads."""
+    """Returns how numbers are computed, as far as results depend on it: DeepSpeed casts parameters to bfloat16, while
+    autocast casts what each operation reads.
+    """
     if accelerator.mixed_precision != "bf16":
         return "tf32" if torch.get_float32_matmul_precision() == "high" else "float32"
     return "bfloat16 parameters" if by_deepspeed(accelerator) else "bfloat16 by autocast, but for the head"
@@ -195,10 +196,10 @@ def meet(group: dist.ProcessGroup | None = None) -> None:
 
 
 def trained_parameters(model: torch.nn.Module, accelerator: Accelerator) -> dict[str, torch.Tensor]:
-    """The parameters of `model` that are trained, by name, in the optimizer's precision. Every process calls this.
+    """Returns the trained parameters of `model`, by name, in the optimizer's precision. Every process calls this.
 
-    Those that DeepSpeed has, in pieces, and in float32 where the model's own are in 16 bits, are gathered for the first
-    process alone; else they are the model's own.
+    Parameters that DeepSpeed holds (in pieces, and in float32 if the model's own are in 16 bits) are gathered on the
+    first process alone; else they are the model's own.
     """
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not by_deepspeed(accelerator):
@@ -220,8 +221,9 @@ def by_deepspeed(accelerator: Accelerator) -> bool:
 
 
 def forget_optimizer(accelerator: Accelerator) -> None:
-    """Gives back to the system what torch's optimizer keeps of each parameter, and what else was freed, for when
-    training has ended; DeepSpeed's stays, since its engine is needed to the end."""
+    """Frees the state that torch's optimizer keeps of each parameter, and other released memory, when training has
+    ended. DeepSpeed's stays, since its engine is needed to the end.
+    """
     if not by_deepspeed(accelerator):
         for optimizer in accelerator._optimizers:
             optimizer.state.clear()

@@ -15,15 +15,15 @@ from posgap.distillation.student import Student
 
 ROWS = 4  # that are read for it
 FIGURE = "rounding_kl"  # its name in the history's first step
-_SIGNALS = ("activation_kl", "order_kl")  # what the objectives with a teacher call what is to become less
+_SIGNALS = ("activation_kl", "order_kl")  # what the objectives with a teacher call the divergence that they reduce
 
 
 @torch.no_grad()
 def measure_floor(student: Student, device: torch.device) -> float:
-    """The KL per token between two readings of one model whose roundings have nothing in common.
+    """The KL per token between two readings of one model with unrelated rounding errors.
 
-    It is twice that between the teacher's states, which training's arithmetic made, and those that the student, which
-    is not trained yet, makes of the same prompts in float32.
+    It is twice the KL between the teacher's states, made in training's arithmetic, and those that the untrained student
+    makes of the same prompts in float32.
     """
     assert student.teacher
     collate = student.teacher.collate
@@ -40,7 +40,9 @@ def measure_floor(student: Student, device: torch.device) -> float:
 
 
 def warning(history: Sequence[dict[str, float]]) -> str:
-    """A line where steps were trained on a divergence below the floor; nothing if none was, or it is not known."""
+    """Returns a line if steps were trained on a divergence below the floor; nothing if none was, or if the floor is
+    unknown.
+    """
     floor = history[0].get(FIGURE, 0.0) if history else 0.0
     below = [int(figures["step"]) for figures in history for name in _SIGNALS if figures.get(name, floor) < floor]
     if not below:

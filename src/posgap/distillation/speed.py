@@ -6,7 +6,7 @@ import torch
 
 # 1e12 operations a second in bfloat16 without sparsity, by the makers' data sheets; the first name that fits counts.
 PEAK_TFLOPS = {"B200": 2250.0, "H200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0}
-WARM_UP = 2  # steps in which memory is laid out, and kernels are compiled
+WARM_UP = 2  # steps in which memory is laid out and kernels are compiled
 
 
 @dataclass
@@ -31,19 +31,19 @@ class Speed:
         return cls(sizes[True], sizes[False], processes)
 
     def tokens_per_second(self) -> float:
-        """Returns the rate over all processes, without the first steps where there are others; 0 before any step."""
+        """Returns the rate over all processes, without the first steps if there are others; 0 before any step."""
         counted = self.steps[WARM_UP:] or self.steps
         seconds = sum(seconds for _, seconds in counted)
         return sum(tokens for tokens, _ in counted) / seconds if seconds else 0.0
 
     def share_of_peak(self, card: str) -> float | None:
-        """Returns the share of a card's rate that was reached; None for one that is not known."""
+        """Returns the share of a card's peak rate that was reached; None if the card is unknown."""
         peak = next((rate for name, rate in PEAK_TFLOPS.items() if name in card), 0.0)
         operations = (6 * self.trained + 4 * self.frozen) * self.tokens_per_second()
         return operations / (peak * 1e12 * self.processes) if peak else None
 
     def describe(self, card: str, arithmetic: str) -> str:
-        """A line: tokens a second, and where it computed in bfloat16 on a known card the share of its rate."""
+        """Returns a line: tokens a second, and, for bfloat16 on a known card, the share of its peak rate."""
         line = f"{self.tokens_per_second():,.0f} tokens/s"
         share = self.share_of_peak(card) if "bfloat16" in arithmetic else None
         return line if share is None else f"{line}, {100 * share:.0f} % of the rate of {card} (MFU)"

@@ -18,8 +18,8 @@ from posgap.models.rope_lengths import RopeLengths
 class Student(nn.Module):
     """Wraps a causal language model so that its forward pass returns losses.
 
-    All computation is inside `forward`, where data parallelism and ZeRO-3 expect parameters to be used: hidden states
-    for the whole prompt, and logits only for the response tokens, in chunks.
+    All computation is inside `forward`, where data parallelism and ZeRO-3 expect parameters to be used. Hidden states
+    are computed for the whole prompt, and logits only for the response tokens, in chunks.
     """
 
     def __init__(self, model: PreTrainedModel, objective: Objective, teacher: Teacher | None = None):
@@ -33,9 +33,10 @@ class Student(nn.Module):
         self.is_checked = False
 
     def forward(self, batch: Batch, states_alone: bool = False, judged: bool = False) -> Tensor:
-        """The loss of each row, `[R]`: the sum of the objective's losses over its response tokens, or their mean.
+        """Returns the loss of each row, `[R]`: the sum of the objective's losses over its response tokens, or their
+        mean.
 
-        With `states_alone`, the final hidden states `[M, D]` from which the loss would be computed. With `judged`, each
+        With `states_alone`, returns the final hidden states `[M, D]` that the loss needs. With `judged`, returns each
         row's nats a token and whether all its tokens are the most probable ones, `[R, 2]`.
         """
         embedding: Any = self.model.get_input_embeddings()
@@ -56,7 +57,7 @@ class Student(nn.Module):
         return losses / batch.lengths if self.objective.averaged else losses
 
     def response_states(self, batch: Batch) -> Tensor:
-        """The final hidden states `[M, D]` at the columns whose next token is a response token.
+        """Returns the final hidden states `[M, D]` at the columns that precede a response token.
 
         Raises `PosgapError` if RoPE depends on the length and would differ from that during generation.
         """

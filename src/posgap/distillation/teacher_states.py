@@ -42,7 +42,7 @@ class TeacherStates:
 
     `identity` describes the teacher (model, prompts, precision). It is recorded in each shard, and a folder of another
     teacher's states is refused with `PosgapError`. Rows are found by the token ids of prompt and response, so a folder
-    serves every run whose examples it covers.
+    serves every run with the same examples.
     """
 
     def __init__(self, folder: ResumableFolder | Path, identity: dict[str, str]):
@@ -80,7 +80,7 @@ class TeacherStates:
             start += length
 
     def store(self, states: Sequence[Tensor], keys: Sequence[str]) -> None:
-        """Keeps the states `[T, D]` of rows, in a new shard; `keys` are those of the rows (`Collator.key`)."""
+        """Keeps the states `[T, D]` of rows in a new shard; `keys` are the rows' keys (`Collator.key`)."""
         shard = self.folder / f"states-{keys[0][:16]}.safetensors"
         rows = [(key, len(of_row)) for key, of_row in zip(keys, states)]
         metadata = {"identity": json.dumps(self.identity), "rows": json.dumps(rows)}
@@ -108,10 +108,10 @@ class Teacher:
         self.on_card: dict[int, Tensor] = {}  # states of pairs that a GPU keeps, up to `CARD_BYTES`
 
     def read_missing(self, student: Callable[..., Tensor], device: torch.device, micro_batch_tokens: int) -> None:
-        """Reads, with a `student` that is not trained yet, the rows whose states no earlier run has kept.
+        """Reads the rows that no earlier run has kept, with a `student` that is not trained yet.
 
-        Processes share the rows, but call the student equally often. Shards that are complete survive an interruption.
-        Raises `PosgapError` if this machine does not have the states that others have read.
+        Processes share the rows, but call the student equally often. Complete shards survive an interruption. Raises
+        `PosgapError` if this machine lacks the states that others have read.
         """
         rank, world = rank_and_world()
         rows = teacher_prompts(self.collate.pairs)
@@ -190,7 +190,7 @@ class Teacher:
 
 
 def frozen_head(model: PreTrainedModel, rounded: bool, device: torch.device | str = "cpu") -> Head:
-    """A copy of the model's output head that training does not change; `rounded` to bfloat16 where parameters are."""
+    """Returns a copy of the model's output head that training does not change, `rounded` to bfloat16 like parameters."""
     head = copy.copy(Head.from_model(model))
     with gather_whole(head.linear.parameters()):
         values = {}

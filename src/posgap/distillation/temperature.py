@@ -1,4 +1,4 @@
-"""The temperature of a teacher that is unsure of answers that it gets right: the student would learn its doubt."""
+"""Finds the temperature of a teacher that is unsure of its correct answers: the student would learn its doubt."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch import Tensor
 from posgap.distillation.losses import token_cross_entropy
 
 TEMPERATURES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
-SURE = 0.8  # mean probability of the least likely token of its correct answers, from which a teacher is sure
+SURE = 0.8  # mean probability of the least likely token of its correct answers that makes a teacher sure
 
 
 def log_probabilities(logits: Tensor, targets: Tensor) -> Tensor:
@@ -15,7 +15,7 @@ def log_probabilities(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def choose_temperature(least: Tensor) -> tuple[float, float, float]:
-    """Returns the highest of `TEMPERATURES` at which the teacher is sure, else the lowest, and the mean probability of
+    """Returns the highest of `TEMPERATURES` that makes the teacher sure, else the lowest; and the mean probability of
     the least likely tokens at 1 and at that temperature.
 
     `least [N, T]` has the log-probability of each answer's least likely token.

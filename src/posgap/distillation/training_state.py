@@ -1,8 +1,8 @@
-"""What training goes on from: each trained parameter and what the optimizer keeps of it, by name, whoever holds which
-piece.
+"""Holds the state from which training resumes: each trained parameter and its optimizer state, by name, regardless of
+which process holds which piece.
 
-Names and shapes are the model's on a single process, even if DeepSpeed keeps flat partitions of which a process shows
-some rows. So any number of processes, with or without ZeRO, can read a checkpoint that another setup wrote.
+Names and shapes are the model's on a single process, even if DeepSpeed keeps flat partitions and a process sees only
+some rows. So any number of processes, with or without ZeRO, can read a checkpoint from any other setup.
 """
 
 from collections.abc import Callable, Iterator
@@ -76,7 +76,7 @@ def _live(student: torch.nn.Module, optimizer: torch.optim.Optimizer) -> State:
 
 
 def _zero_optimizer(accelerator: Accelerator, model: Any) -> Any:
-    """DeepSpeed's optimizer, if it has partitions; `None` where torch's own is at work."""
+    """Returns DeepSpeed's optimizer, if it has partitions; `None` if torch's own is at work."""
     if accelerator.state.deepspeed_plugin is None or not hasattr(model.optimizer, "optimizer"):
         return None
     if not any(hasattr(model.optimizer, name) for name in _FLAT):

@@ -1,4 +1,4 @@
-"""The forms in which providers, their SDKs and frameworks hand over an answer, turned into one: OpenAI's completion."""
+"""Turns an answer into OpenAI's completion, whichever provider, SDK or framework hands it over."""
 
 from collections.abc import Mapping
 from typing import Any

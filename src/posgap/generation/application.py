@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 RETRIES = 2  # of a call that raised, unless POSGAP_RETRIES says otherwise: SDKs retry by themselves
 MAX_CONSECUTIVE_FAILURES = 25  # prompts that end a sweep
 FIRST_WAIT = 0.5  # seconds between tries, doubled each time
-LOOKED_AT, MIN_LOOKED_AT = 8, 4  # questions that are asked again, and with the passages of another question
+LOOKED_AT, MIN_LOOKED_AT = 8, 4  # questions that are repeated, and with another question's passages
 MAX_LOOKED_AT = 2 * LOOKED_AT  # if none of the first answers is another then
 _CALLED_WITH = ("question", "passages", "messages")
 T = TypeVar("T")
@@ -75,9 +75,9 @@ class Answer:
 
 
 def text_of(returned: Any) -> str:
-    """Returns the text of what an application returned, without thoughts: a text, an `Answer` or an SDK's response.
+    """Returns the text that an application returned, without thoughts: from a text, an `Answer` or an SDK's response.
 
-    Raises `TypeError` if it is no kind of answer.
+    Raises `TypeError` for any other type.
     """
     read = read_answer(json.dumps(as_completion(_as_mapping(returned))).encode())
     return "" if isinstance(read, Fault) else read.completion.text
@@ -167,8 +167,8 @@ def passages_of(example: AnyExample, documents: Sequence[Document]) -> list[Pass
 class ApplicationGenerator:
     """Calls an application for each prompt, `concurrency` at a time.
 
-    A call that raises, or takes longer than `timeout`, is tried again twice, or POSGAP_RETRIES times, and then is a
-    failed prompt whose reason begins with the exception's class. If the first prompt fails that way, or 25 in a row do,
+    A call that raises, or takes longer than `timeout`, is retried twice, or POSGAP_RETRIES times. After that the prompt
+    has failed, and the reason begins with the exception's class. If the first prompt fails that way, or 25 in a row do,
     `PosgapError` ends the sweep.
 
     Before the first answers it probes the application and keeps the findings in `served.notes`: which passages reach
@@ -420,7 +420,7 @@ def _as_mapping(returned: Any) -> dict[str, Any]:
 
 
 def _described(error: BaseException) -> str:
-    """The class of an exception, its first line, and where it was raised in somebody's file."""
+    """Returns the exception's class, its first line, and the place in the user's file that raised it."""
     line = shorten(redact(next(iter(str(error).splitlines()), "")))
     libraries = (os.path.dirname(posgap.__file__), sysconfig.get_path("stdlib"), "<")
     own = [

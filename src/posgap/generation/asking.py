@@ -36,8 +36,9 @@ class ModelAccess:
 
 @dataclass(frozen=True)
 class Wording:
-    """How prompts are worded: the task's name, the order of a prompt's parts, what stands around it, and the metric
-    that scores responses ("": the task's own), on which depends what ends them."""
+    """How prompts are worded: the task's name, the order of a prompt's parts, the text around it, and the metric that
+    scores responses ("": the task's own). The strings that end a response depend on the metric.
+    """
 
     task: str
     order: PromptOrder = AS_GIVEN
@@ -60,5 +61,5 @@ class ResponseLimits:
         return None if not words else () if list(words) == [NO_STOP] else tuple(words)
 
     def stop_strings(self, usual: Sequence[str]) -> tuple[str, ...]:
-        """The strings that end a response, where these are the usual ones."""
+        """The strings that end a response, if it uses the usual ones."""
         return tuple(usual) if self.stop is None else self.stop

@@ -37,10 +37,10 @@ log = logging.getLogger(__name__)
 class Backend:
     """A backend that generates responses, by its name for `--backend`.
 
-    A backend that is not `local` calls a model elsewhere. Tokenizer and parameters are not at hand then, so prompts are
-    sent as text, completions have no token ids, which a teacher needs, and the model's scaling is unknown. One that is
-    `in_memory` answers by a model in this process, in which mitigations can be put in force. `is_model` is false for
-    one that answers by something that no registry can serve. Parameters marked `WITHOUT_EFFECT` change the speed of
+    A backend that is not `local` calls a model elsewhere. It then has no tokenizer or parameters: prompts are sent as
+    text, completions have no token ids (a teacher needs them), and the model's scaling is unknown. An `in_memory`
+    backend runs a model in this process, so mitigations can be applied to it. `is_model` is false if the backend
+    answers with something that no registry can serve. Parameters marked `WITHOUT_EFFECT` change the speed of
     generation, but not the responses.
     """
 
@@ -56,7 +56,7 @@ class Backend:
         return False
 
     def dtype(self, access: ModelAccess) -> str:
-        """The dtype in which it answers: the one that is asked for, or what "auto" stands for where that is known."""
+        """The dtype in which it answers: the requested one, or what "auto" stands for, if known."""
         return _dtype_here(access) if self.local else access.dtype
 
     def builder(self, access: ModelAccess, wording: Wording, limits: ResponseLimits) -> "TextPromptBuilder":
@@ -73,8 +73,9 @@ class Backend:
         )
 
     def template(self, access: ModelAccess) -> str:
-        """The name of what a model elsewhere puts a prompt's text into: a word for its own chat template, else
-        nothing."""
+        """The name of the template that a model elsewhere applies to a prompt's text: a word for its own chat template,
+        else nothing.
+        """
         return ""
 
     def require_framing(self, access: ModelAccess, framing: Framing) -> None:
@@ -85,7 +86,7 @@ class Backend:
             )
 
     def decoding(self, access: ModelAccess, served: "EndpointIdentity | None") -> str:
-        """How tokens are chosen, where an endpoint said this of itself: greedily, as far as it can be told."""
+        """How tokens are chosen, if an endpoint reports it: greedily, as far as can be told."""
         return "greedy"
 
     def generator(self, access: ModelAccess, builder: "TextPromptBuilder") -> "Generator":
@@ -272,7 +273,7 @@ _OF_LOCAL = {"dtype", "batch_tokens", "template"}  # parameters of models on thi
 
 
 def in_use(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a sweep's settings that its backend looks at: without the parameters of other backends."""
+    """The sweep's settings that its backend reads, without other backends' parameters."""
     backend = next((each for each in BACKENDS if each.name == settings.get("backend")), None)
     if backend is None:  # of a package that is not here
         return dict(settings)

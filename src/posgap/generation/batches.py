@@ -1,7 +1,7 @@
 """The requests of a sweep as files for a provider's batch, and the answers that come back from there.
 
-Both are generators, so that a sweep makes the prompts of a batch, and reads its answers, as those of an endpoint: one
-writes requests and answers nothing, the other answers what is in its files and leaves out the rest.
+Both are generators, so a sweep makes the batch's prompts and reads its answers as it does with an endpoint. One writes
+requests and answers nothing. The other returns the answers in its files and leaves out the rest.
 """
 
 import json
@@ -50,9 +50,9 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class RequestMaker:
-    """Makes the requests that an endpoint would be sent: the prompts' texts, and how they are to be answered.
+    """Makes the requests that an endpoint would be sent: the prompts' texts and the settings of generation.
 
-    Stop strings are not sent: answers are cut at them afterwards, as a direct sweep cuts those of any endpoint.
+    It sends no stop strings: answers are cut at them afterwards, as in a direct sweep of an endpoint.
     """
 
     model: str
@@ -187,7 +187,7 @@ class RequestIds:
 
 
 class _Record(NamedTuple):
-    """An answer in a file: where it stands, and an OpenAI completion, or what came in its place."""
+    """An answer in a file: its place, and an OpenAI completion or whatever came instead."""
 
     where: str
     body: Json | None

@@ -7,7 +7,7 @@ import numpy as np
 from posgap.tasks.prompts import Prompt
 
 Group = Sequence[Prompt]
-BATCH_TOKENS = 32768  # of a batch, where nobody says
+BATCH_TOKENS = 32768  # of a batch, by default
 LOOK_AHEAD = 4  # batches of groups that are held in memory, to sort them by length
 
 
@@ -59,7 +59,7 @@ def shared_lengths(prompts: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def reading_order(prompts: Sequence[Sequence[int]]) -> list[int]:
-    """The order of reading prompts in which a cache of the previous prompt saves the most.
+    """Returns the order of reading prompts in which a cache of the previous prompt saves the most.
 
     It is a depth-first walk through the tree of the prompts' beginnings: each next prompt shares as much with the
     previous one as with any that was read before, so every branch is read once. The walk starts with the prompt that

@@ -11,10 +11,10 @@ from typing import NamedTuple
 START = 16  # requests after the first answer, unless that took long
 START_AFTER_FAULT = 8
 MIN_GAIN = 1.15  # of the rate, for twice as many requests: less is not worth longer waits
-MIN_ANSWERS = 4  # by which a number of requests is judged
+MIN_ANSWERS = 4  # answers needed to judge a number of requests
 SLOWER = 1.5  # times the wait of when the size was found: then others use the endpoint too, and it may be too large
 ROUNDS_UNTIL_REVIEW = 10
-NEAR = 0.9  # of the size at which a request was turned away: the window grows fast up to there, and then slowly
+NEAR = 0.9  # of the size that was refused: the window grows fast below it, then slowly
 
 # Headers with the number of requests that are left until more are allowed: of OpenAI and many others, OpenRouter,
 # Anthropic, and the draft of a standard.
@@ -42,15 +42,15 @@ class Window:
     """Lets at most `size` requests be under way, and adapts `size` to the endpoint, up to `largest`.
 
     The first request goes out alone. After its answer the search begins with as many requests as even a server that
-    answers one after the other would answer within `longest_wait` seconds, `START` at most. It doubles them as long
-    as that raises the rate of answers by `MIN_GAIN`; if the first doubling does not, it halves them as long as that
-    costs nothing. The rate is the number of requests under way, divided by the wait for an answer (Little's law). What
-    was found is reviewed after `ROUNDS_UNTIL_REVIEW` rounds.
+    answers one after the other would answer within `longest_wait` seconds, `START` at most. It doubles the number as
+    long as that raises the rate of answers by `MIN_GAIN`. If the first doubling does not, it halves the number as long
+    as that costs nothing. The rate is the number of requests under way, divided by the wait for an answer (Little's
+    law). What was found is reviewed after `ROUNDS_UNTIL_REVIEW` rounds.
 
     The first refusal (429, 503, 529 or a timeout) ends the search. From then on the size follows TCP's congestion
-    control (RFC 5681): a refusal halves it. Each answer adds one up to nine tenths of the size at which that was, and
-    from there on as much as makes one within a round. Requests that were sent before the last change say nothing about
-    the present size, and change nothing. `limit` is what the endpoint's headers allow.
+    control (RFC 5681): a refusal halves it. Each answer adds one up to nine tenths of the refused size, and beyond that
+    enough to add one in a round. Requests that were sent before the last change say nothing about the present size, and
+    change nothing. `limit` is what the endpoint's headers allow.
     """
 
     def __init__(self, largest: int, longest_wait: float = math.inf, clock: Callable[[], float] = time.monotonic):
@@ -109,7 +109,7 @@ class Window:
         self._wake()
 
     def reopen(self) -> None:
-        """Forgets who was waiting when an event loop ended; what was learnt stays."""
+        """Forgets the waiting requests when an event loop ended; keeps what it learnt."""
         self.under_way = self.admitted = 0
         self._waiting.clear()
         self._next = None
@@ -152,7 +152,7 @@ class Window:
 
     def _judge(self) -> None:
         """Chooses the next size by the rate at this one."""
-        late = self._waits[len(self._waits) // 2 :]  # the early waits are those of the size before
+        late = self._waits[len(self._waits) // 2 :]  # the early waits belong to the previous size
         now = _Level(self.room, max(fmean(late), 1e-9))
         before = self._before
         self._before = now
@@ -212,6 +212,6 @@ class Window:
             self._next.set_result(None)
 
 
-# Why the size is what it is: the request that goes first, what the search begins with, the first doubling, later ones,
-# the size that was found once more, and a halving.
+# Why the size has its value: the first request alone, the start of the search, the first doubling, later doublings, a
+# review of the size found, a halving.
 _FIRST, _START, _FIRST_UP, _UP, _REVIEW, _DOWN = "first", "start", "first up", "up", "review", "down"

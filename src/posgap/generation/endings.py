@@ -1,4 +1,4 @@
-"""Where a response ends, beside its end token: at a stop string, or at a limit on its thoughts or its answer.
+"""Finds where a response ends, besides its end token: at a stop string, or at a limit on its thoughts or its answer.
 
 Every local backend reads token ids in this one way, so that all agree on what is scored.
 """
@@ -23,14 +23,17 @@ def before_stop(text: str, stop: Sequence[str]) -> str:
 
 
 def _stop_at(text: str, stop: Sequence[str]) -> int | None:
-    """Returns where in the text, stripped on the left, the first of these strings begins; None if there is none."""
+    """Returns the index at which the first of these strings begins in the text, stripped on the left; None if there is
+    none.
+    """
     begins = [text.lstrip().find(string, 1) for string in stop]
     return min((at for at in begins if at >= 0), default=None)
 
 
 class ResponseStream:
-    """Reads one response as its tokens come. It is `over` after its end token, after a stop string, and, where thoughts
-    have a limit of their own, after either limit: then nothing more is scored."""
+    """Reads one response as its tokens come. It is `over` after its end token, after a stop string, and, if thoughts
+    have their own limit, after either limit. Nothing is scored after that.
+    """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", end_ids: Collection[int], sampling: Sampling):
         self.tokenizer = tokenizer
@@ -65,7 +68,7 @@ class ResponseStream:
         return Completion.from_text(before_stop(answer, self.sampling.stop), self.ids, cut, thoughts, usage)
 
     def _thinking_tokens(self) -> int:
-        """The number of tokens before those of the answer: thoughts and their tags."""
+        """Returns the number of tokens before the answer's: thoughts and their tags."""
         answer = split_thoughts(self._text_with_tags(), self.sampling.opened or "").answer
         rest = range(len(self.ids) if answer else 0)  # which begin the rest of the response, ever shorter
         begins = bisect_right(rest, -len(answer), key=lambda first: -len(self._text_with_tags(first)))
@@ -82,7 +85,7 @@ class ResponseStream:
             self.over = self.cut = len(self.ids) - self._thought_end >= self.sampling.max_new_tokens
 
     def _decide(self) -> None:
-        """Looks whether what comes is a thought or the answer; that is decided by the first text that is no tag."""
+        """Decides whether a thought or the answer comes, from the first text that is no tag."""
         was_thinking = self._thinking
         _, answer, ended = self._split()
         self._thinking = not ended

@@ -1,4 +1,4 @@
-"""An endpoint's address, headers and certificates, in which people name variables of the environment."""
+"""Reads an endpoint's address, headers and certificates, which may name environment variables."""
 
 import os
 import re
@@ -14,14 +14,16 @@ KEY_VARIABLE = "OPENAI_API_KEY"
 
 
 def endpoint_url(address: str, path: str) -> str:
-    """The URL of a path below an endpoint's address, in which `$VARIABLE` stands for a variable of the environment."""
+    """Returns the URL of a path below an endpoint's address; `$VARIABLE` in it stands for an environment variable."""
     address, mark, query = _fill_variables(address, "--base-url").strip().partition("?")  # Azure's has a query
     return f"{address.rstrip('/')}/{path}{mark}{query}"
 
 
 def headers_of(header: Mapping[str, str]) -> dict[str, str]:
-    """The headers of every request: the key of the environment, and those given, in which `$VARIABLE` stands for a
-    variable of the environment. Raises `PosgapError` that shows no value where one is unset or cannot be sent."""
+    """Returns the headers of every request: the key from the environment, and the given ones; `$VARIABLE` in them
+    stands for an environment variable. Raises `PosgapError`, which shows no value, if a variable is unset or cannot be
+    sent.
+    """
     key = os.environ.get(KEY_VARIABLE, "").strip()
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     for name, text in header.items():
@@ -35,7 +37,7 @@ def headers_of(header: Mapping[str, str]) -> dict[str, str]:
 
 
 def about_key(headers: Mapping[str, str]) -> str:
-    """Says what to do where an endpoint refuses the key in these headers, or that there is none."""
+    """Says what to do if an endpoint refuses the key in these headers, or if they have none."""
     key = os.environ.get(KEY_VARIABLE, "").strip()
     was_sent = bool(key) and headers.get("Authorization") == f"Bearer {key}"
     return f"the key in {KEY_VARIABLE} was refused: set another one" if was_sent else f"set {KEY_VARIABLE}"
@@ -52,7 +54,7 @@ def _fill_variables(text: str, option: str) -> str:
 
 
 def with_variables(value: Any) -> Any:
-    """A JSON value of `--body`, in which a text that is all `$VARIABLE` stands for a variable of the environment."""
+    """Returns a JSON value of `--body`; a text that is just `$VARIABLE` stands for an environment variable."""
     if isinstance(value, dict):
         return {name: with_variables(each) for name, each in value.items()}
     if isinstance(value, list):

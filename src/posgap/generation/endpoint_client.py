@@ -1,7 +1,7 @@
 """Sends requests to an endpoint over HTTP, by one session with its connections, and says what went wrong with each.
 
-aiohttp is the client: it takes a fifth of httpx's time for a request, whose pool looks at all connections each time.
-The openai package, which asks by httpx, reads answers of any size, and shows no waits.
+The client is aiohttp: httpx takes five times as long for a request, as its pool looks at all connections each time. The
+openai package uses httpx, reads answers of any size, and shows no waits.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _WITHOUT_SOCKS = "a SOCKS proxy takes the package aiohttp-socks (pip install aio
 
 
 class BusyError(TransientError):
-    """The endpoint cannot be reached, or has no time: whatever the prompt is, it is not its fault."""
+    """The endpoint cannot be reached or is overloaded; the prompt is not at fault."""
 
 
 class TimedOut(TransientError):
@@ -81,7 +81,7 @@ class EndpointClient:
     """Posts JSON to one URL of an endpoint.
 
     `address` and `header` may have `$VARIABLE` in them. A whole answer may take `timeout` seconds. `has_responded` says
-    whether anything has come back yet: before that, a server that is not there ends the work at once.
+    whether any response has come yet: until then, an unreachable server ends the work at once.
     """
 
     def __init__(self, address: str, path: str, header: Mapping[str, str], timeout: float):
@@ -161,7 +161,7 @@ class EndpointClient:
         return answer
 
     def hide(self, text: str) -> str:
-        """The text without secrets: those of the house, and the headers that were sent."""
+        """Returns the text without secrets: those of the environment, and the headers that were sent."""
         for value in sorted(self.headers.values(), key=len, reverse=True):
             for secret in (value, *value.split()):
                 if len(secret) >= MIN_CHARACTERS:
@@ -215,7 +215,7 @@ def _what_then(url: str) -> str:
 
 
 class PausingLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock stands still while it does not run, as while somebody looks at an answer."""
+    """An event loop whose clock stops while it does not run, as while a caller looks at an answer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ class PausingLoop(asyncio.SelectorEventLoop):
         return (super().time() if self.is_running() else self._left_at) - self._away
 
     def run_forever(self) -> None:
-        """Runs until it is stopped; its clock goes on from where it was."""
+        """Runs until it is stopped; its clock continues from the time at which it stopped."""
         self._away += super().time() - self._left_at
         try:
             super().run_forever()
@@ -235,7 +235,7 @@ class PausingLoop(asyncio.SelectorEventLoop):
             self._left_at = super().time()
 
     def turn(self, times: int = 4) -> None:
-        """Lets what is ready go on: sockets are read, and what waits for them sends its next request."""
+        """Lets ready tasks go on: sockets are read, and tasks that wait for them send their next request."""
         for _ in range(times):
             self.call_soon(self.stop)
             self.run_forever()

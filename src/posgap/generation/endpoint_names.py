@@ -17,7 +17,7 @@ _WITHOUT_SCHEME = re.compile(r"(?!\d+:)[\w.-]+:\d{2,5}(?:[/#].*)?")
 
 
 def with_endpoint(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A config's values in which `base_url` has the endpoint's address and `model` the name there.
+    """Returns a config's values with the endpoint's address in `base_url` and its model's name in `model`.
 
     Both may stand in `model`: `http://host/v1#name`. Without a name the endpoint is asked which model it serves. Raises
     `PosgapError` if it serves several, or does not say.

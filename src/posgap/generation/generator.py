@@ -1,4 +1,4 @@
-"""The Generator interface, which takes groups of prompts and yields each completion as soon as it is ready."""
+"""Defines the Generator interface, which takes groups of prompts and yields each completion as soon as it is ready."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,9 +16,10 @@ Outcome = Literal["answered", "truncated", "refused", "empty", "failed"]
 
 
 class Usage(NamedTuple):
-    """Tokens of a prompt and its completion, those of the completion spent on thinking, and the seconds of waiting for
-    it; None if unknown. What a batch takes stands with the first of its completions that is there. If an answer
-    took several `prompts`, it is what they took together."""
+    """A prompt's tokens, a completion's tokens, how many of these were thoughts, and the seconds of waiting; None if
+    unknown. A batch's usage stands with the first of its completions that is there. If an answer took several
+    `prompts`, these are their sums.
+    """
 
     prompt: int | None = None
     completion: int | None = None
@@ -47,7 +48,7 @@ class Completion(NamedTuple):
     def from_text(
         cls, text: str, token_ids: list[int], cut: bool, thoughts: str = "", usage: Usage | None = None
     ) -> Self:
-        """Returns a completion whose outcome follows from its text, and from whether the limit of tokens cut it off."""
+        """Returns a completion whose outcome follows from its text and from whether the token limit cut it off."""
         text = text.strip()
         thoughts = thoughts.strip()
         if text:
@@ -61,7 +62,8 @@ class Completion(NamedTuple):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen: temperature 0 is greedy, and equal seeds give equal samples. And where a response ends.
+    """How tokens are chosen: temperature 0 is greedy, and equal seeds give equal samples. It also says where a response
+    ends.
 
     It ends after `max_new_tokens`, thoughts included; with `max_thinking_tokens`, after that many tokens of thoughts or
     `max_new_tokens` of the answer. It also ends before the first `stop` string that follows text of the answer.
@@ -103,7 +105,7 @@ class Generator(Protocol):
     """A model, local or elsewhere, that completes prompts."""
 
     def generate(self, groups: Iterable[Sequence[Prompt]], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
-        """Yields (index of a group, index of a prompt within it, its completion), each as soon as it is ready.
+        """Yields (a group's index, a prompt's index within it, its completion), each as soon as it is ready.
 
         A group holds prompts of one example, which have long beginnings in common. `groups` is read only as prompts
         are needed, so it may be an iterator that makes them.
@@ -113,7 +115,7 @@ class Generator(Protocol):
 
 @runtime_checkable
 class LayerGenerator(Generator, Protocol):
-    """A model on this machine whose RoPE factors can be changed while it is loaded."""
+    """A local model whose RoPE factors can be changed while it is loaded."""
 
     def scale_layers(self, factors: Sequence[float]) -> None:
         """Puts factors `[L]` in force."""

@@ -11,7 +11,7 @@ MIN_SHOWN = 32  # answers: fewer say nothing of the pace
 
 
 class EndpointPace(Record):
-    """How fast an endpoint answered the prompts of a sweep, without those of before an interruption."""
+    """How fast an endpoint answered a sweep's prompts, not counting those before an interruption."""
 
     answers: int = Field(0, ge=0, description="that the rest is about")
     at_once: int = Field(1, ge=1, description="requests under way at last")

@@ -45,8 +45,8 @@ def can_go_on(model: PreTrainedModel) -> bool:
 class PrefixCache:
     """The prompt that each row of a batch read last, with its keys and values.
 
-    `mask [rows, columns]` is 0 where a column holds no token of the row: in the padding on the left, and in gaps
-    between the part of a prompt that was kept and the rest of the next one.
+    `mask [rows, columns]` is 0 if a column holds no token of the row: in the padding on the left, and in gaps between
+    the kept part of a prompt and the rest of the next one.
     """
 
     def __init__(self, rows: int, device: torch.device):
@@ -65,8 +65,9 @@ class PrefixCache:
     def advance(self, prompts: Sequence[Sequence[int]], pad: int, outputs: int = 1) -> tuple[Tensor, Tensor]:
         """Prepares the cache for each row's next prompt; returns `input_ids` and mask, `[rows, columns]` each.
 
-        A row keeps the common beginning of its last prompt and the next one, but never the next one's last `outputs`
-        tokens, whose outputs are needed. In kept columns `input_ids` holds padding, since they are not read again.
+        A row keeps the common beginning of its last prompt and the next one. It never keeps the next one's last
+        `outputs` tokens, as their outputs are needed. In kept columns `input_ids` holds padding, since they are not
+        read again.
         """
         kept = []
         rest = []
@@ -111,7 +112,7 @@ class Pool:
         self._layers: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def take_rows(self, cache: PrefixCache) -> None:
-        """Copies those of each of its rows, without padding and gaps."""
+        """Copies the values of each row, without padding and gaps."""
         columns = [mask.nonzero()[:, 0] for mask in cache.mask]
         layers: list[Any] = cache.states.layers  # of keys and values, as `can_reuse_prefixes` has seen
         for number, layer in enumerate(layers):
@@ -155,6 +156,6 @@ def _pad_left(rows: Sequence[Tensor], width: int) -> Tensor:
 
 
 def shared_length(old: Sequence[int], new: Sequence[int]) -> int:
-    """The number of tokens with which both begin."""
+    """Returns the length of the common beginning."""
     longest = min(len(old), len(new))
     return next((i for i in range(longest) if old[i] != new[i]), longest)

@@ -53,9 +53,9 @@ class RequestFields:
         return {"model": self.model, **what, **more}
 
     def learn_from(self, fault: Fault, words: str, sent: Mapping[str, Any]) -> bool:
-        """Returns whether the fault refused a field of what was sent, which is renamed or left out from now on.
+        """Returns whether the fault refused a field of the request; later requests rename it or leave it out.
 
-        `words` are the fault without secrets. Raises `PosgapError` if somebody asks for the field.
+        `words` are the fault without secrets. Raises `PosgapError` if the user asked for the field.
         """
         if "max_tokens" in sent and "max_completion_tokens" in fault.words:
             # Some models insist on the newer name of the limit, which older servers do not know.

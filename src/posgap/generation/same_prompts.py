@@ -12,15 +12,15 @@ STORED = (
 
 
 class SamePrompts:
-    """Counts prompts that were asked again at temperature 0 (`repeated`), and those of them whose answers differ
-    (`differing`): that is the server's own noise.
+    """Counts prompts that were repeated at temperature 0 (`repeated`) and those whose answers differ (`differing`),
+    which is the server's own noise.
 
     A completion's id tells an answer that was stored for another prompt.
     """
 
     def __init__(self) -> None:
         self.repeated = self.differing = 0
-        self._texts: dict[int, int] = {}  # hashes of the first answers by those of their prompts
+        self._texts: dict[int, int] = {}  # hash of a prompt to that of its first answer
         self._prompts: dict[tuple[str, str], int] = {}  # hashes of prompts by the id and text of their answers
         self._has_stored = False
 

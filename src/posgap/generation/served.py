@@ -1,4 +1,4 @@
-"""What an endpoint says of the model behind it, which is all that is known of that: sweeps record it."""
+"""Records what an endpoint says of the model behind it; nothing else is known of that model."""
 
 import logging
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ MUST_STAY: dict[str, tuple[What, ...]] = {"fingerprint": ("model", "fingerprint"
 
 
 class EndpointChanged(PosgapError):
-    """An endpoint says that it is no longer what it was; `allowed_by` is the `identity` that would let it."""
+    """An endpoint reports a changed identity; `allowed_by` is the `identity` that would accept it."""
 
     def __init__(self, line: str, allowed_by: str):
         super().__init__(
@@ -31,7 +31,7 @@ class EndpointChanged(PosgapError):
 
 
 class EndpointIdentity(Record):
-    """What an endpoint said of itself, in the order in which it first did."""
+    """What an endpoint said of itself, in the order of its first reports."""
 
     models: tuple[str, ...] = Field((), description="names under which it answered")
     fingerprints: tuple[str, ...] = Field((), description="of its systems")
@@ -70,7 +70,7 @@ class EndpointIdentity(Record):
 
 
 class ServedModel:
-    """Holds what an endpoint says of its model against what it said before.
+    """Compares what an endpoint says of its model with what it said before.
 
     `asked` is the model's name in requests, `shown` the endpoint's address in messages, and `must_stay` a key of
     `MUST_STAY`. `identity` begins with what an interrupted sweep has recorded.
@@ -108,7 +108,7 @@ def _is_related(name: str, asked: str) -> bool:
 
 @runtime_checkable
 class EndpointGenerator(Protocol):
-    """A generator that asks a remote model, and all that is known of that model."""
+    """A generator that calls a remote model, with all that is known of that model."""
 
     served: EndpointIdentity
 

@@ -21,7 +21,7 @@ def builder_of(model: str, wording: Wording, limits: ResponseLimits) -> PromptBu
 def builder_with(
     tokenizer: "PreTrainedTokenizerBase", context: int, wording: Wording, limits: ResponseLimits
 ) -> PromptBuilder:
-    """Returns the builder for a tokenizer that is at hand, of a model that reads `context` tokens."""
+    """Returns the builder for a loaded tokenizer of a model that reads `context` tokens."""
     task = TASKS[wording.task]
     most = limits.max_new_tokens or task.max_new_tokens
     builder = PromptBuilder(task, tokenizer, context, most, wording.order, wording.framing)

@@ -30,8 +30,9 @@ _FINAL = re.compile(rf"\s*{_SKIPPED_FINAL}")
 
 
 class SplitResponse(NamedTuple):
-    """A response in its parts: its thoughts, and its answer as it begins after any white space. `ended` is false where
-    it stops within a thought and so has no answer."""
+    """A response in its parts: its thoughts, and its answer as it begins after any white space. `ended` is false if it
+    stops within a thought and so has no answer.
+    """
 
     thoughts: str
     answer: str
@@ -46,10 +47,10 @@ def opened_by(ending: str) -> str:
 def split_thoughts(response: str, opened: str | None = "", asked: str = "") -> SplitResponse:
     """The thoughts and the answer of a response.
 
-    Thoughts are what a response begins with: between tags, or up to the closing one where the prompt opened it
-    (`opened`). A thought within a thought belongs to it; where tags do not match, it goes on to the last closing one,
-    so that no answer that stands only in thoughts is scored. Tags further on in the answer are its own: a model may
-    copy them from the documents.
+    Thoughts begin a response: between tags, or up to the closing tag if the prompt opened it (`opened`). A nested
+    thought belongs to the outer one. If tags do not match, the thought goes on to the last closing tag, so an answer
+    within thoughts is never scored. Tags further on in the answer are its own: a model may copy them from the
+    documents.
 
     `opened` is None if the prompt's end is unknown, as with an endpoint. Then a lone closing tag ends a thought too,
     unless `asked`, the prompt's text, has it and the response may be a copy.
@@ -103,7 +104,9 @@ def _first_tag(tags: Iterable[str], text: str) -> str:
 
 
 def _end_of_tag(text: str, tag: str) -> int | None:
-    """Returns the start of the closing tag of the thought in which `text` begins; None if it does not close."""
+    """Returns the index at which the closing tag of the thought that `text` begins with starts; None if it does not
+    close.
+    """
     depth, last = 1, None
     for found in re.finditer(f"{re.escape(tag)}|{re.escape(TAGS[tag])}", text):
         if found[0] == tag:

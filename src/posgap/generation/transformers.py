@@ -29,13 +29,13 @@ from posgap.models.patching import last_logits
 from posgap.models.rope_lengths import RopeLengths, forget_lengths
 from posgap.tasks.prompts import Prompt
 
-# Tokens that a GPU writes before the host looks which responses are over, for which it waits.
+# Tokens that a GPU writes before the host waits for it and looks which responses are over.
 LOOK_AFTER = 8
-# Families that answer a prompt otherwise where padding is before it: they heed no mask in some layers, or compress
-# keys in blocks of columns.
+# Families whose answers change with padding before the prompt: they ignore the mask in some layers, or compress keys in
+# blocks of columns.
 READS_PADDING = ("deepseek_v4", "recurrent_gemma", "rwkv", "xlstm")
-# Tokens, those of responses included, that are answered together at first: so the first answers are there soon, and an
-# interruption loses little. Then twice as many as were answered before, up to the tokens of a batch.
+# Tokens, responses included, of the first prompts that are answered together: few, so the first answers come soon and
+# an interruption loses little. Each next batch has twice as many, up to the batch's token limit.
 FIRST_TOKENS = 2048
 
 
@@ -49,12 +49,12 @@ class TransformersGenerator:
 
     A batch holds prompts of several groups. The common beginning of two successive prompts of a group is read once, if
     the model's cache allows that, and the responses to as many prompts as fit are written together. Each is yielded
-    when it is over, while others go on. Prompts that a model would answer otherwise together than alone (RoPE that
-    follows the longest row, no mask for padding) are not put into one batch.
+    when it is over, while others go on. Prompts whose answers would change in a batch (RoPE that follows the longest
+    row, no mask for padding) are not batched.
 
-    On a GPU prompts are read whole, beside those of their length, with no mask where all are as long, and batches are
-    written to their end in one piece. To share beginnings there took longer than reading them: cached rows have gaps,
-    so that each pass had a mask and no flash kernel, and twice as many operations were launched.
+    On a GPU prompts are read whole, beside those of their length, with no mask if all have the same length. Batches are
+    written to their end in one piece. Sharing beginnings took longer there than reading them: cached rows have gaps, so
+    each pass had a mask and no flash kernel, and launched twice as many operations.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class TransformersGenerator:
         self.one_by_one = model.config.model_type in READS_PADDING or needs_own_batch(model)
         self.reuse = reuse and not self.on_gpu and not self.one_by_one and can_reuse_prefixes(model)
         self.goes_on = self.reuse or (not self.on_gpu and can_go_on(model))
-        self._last_logits = last_logits(model, 1)  # nobody asks what follows a prompt's other tokens
+        self._last_logits = last_logits(model, 1)  # the outputs after a prompt's other tokens are not needed
         end = model.generation_config.eos_token_id
         self.end_ids = (set(end if isinstance(end, list) else [end]) | {tokenizer.eos_token_id}) - {None}
         # Models come with penalties and truncated sampling; without them greedy means the same in every backend.
@@ -100,9 +100,9 @@ class TransformersGenerator:
     def answer_batch(
         self, number: int, groups: Sequence[Group], sampling: Sampling
     ) -> Iterator[tuple[int, int, Completion]]:
-        """Yields (which group, which of its prompts, completion) of batch `number`, whose groups are read together.
+        """Yields (group, prompt within it, completion) for batch `number`, whose groups are read together.
 
-        Samples depend on the seed and on that number but on no other batch, so that a run that goes on draws the same.
+        Samples depend on the seed and this number but on no other batch, so a resumed run draws the same.
         """
         torch.manual_seed(int(np.random.SeedSequence([sampling.seed, number]).generate_state(1)[0]))
         left: list[_PendingPrompt] = []
@@ -133,7 +133,9 @@ class TransformersGenerator:
     def _read_shared(
         self, groups: Mapping[int, Group], room: "_Room", sampling: Sampling
     ) -> Iterator[tuple[int, int, Completion]]:
-        """Answers groups by their numbers: a prompt of each at a time, read from where it differs from the last."""
+        """Answers groups by their numbers: one prompt of each at a time, read from the first token that differs from
+        the last prompt.
+        """
         orders = {}
         for row, group in groups.items():
             orders[row] = reading_order([prompt.token_ids for prompt in group])
@@ -152,7 +154,7 @@ class TransformersGenerator:
                 pending.append(_PendingPrompt(row, at, groups[row][at]))
             ids, mask = cache.advance([each.prompt.token_ids for each in pending], self.tokenizer.pad_token_id)
             last = turn + 1 == turns
-            beside = room.n_rows - len(rows)  # rows that fit in memory beside those of the cache
+            beside = room.n_rows - len(rows)  # rows that fit in memory beside the cache's
             if not waiting and (last or beside < 2 * len(rows)):
                 yield from self._write_responses(_Batch(pending, ids, mask, cache.states), sampling, droppable=last)
                 if not last:
@@ -171,15 +173,15 @@ class TransformersGenerator:
                 pool = Pool()
 
     def _padding(self) -> tuple[int, int]:
-        """The id of padding, and how many columns of it stand before the longest row of a batch.
+        """Returns the id of padding, and the columns of padding before the longest row of a batch.
 
-        On a CPU that is one: with a mask transformers has queries that share keys read those once, while without one
-        torch repeats them, which takes half as long again from ten rows on (SmolLM2-135M, transformers 5.23).
+        On a CPU that is one column. With a mask, queries that share keys read those once; without one transformers has
+        torch repeat them, which takes half as long again from ten rows on (SmolLM2-135M, transformers 5.23).
         """
         return self.tokenizer.pad_token_id, int(self.device.type == "cpu")
 
     def _compute_states(self, ids: torch.Tensor, mask: torch.Tensor, states: Any) -> None:
-        """Computes the keys and values of those of the columns of `ids [rows, columns]` that `states` lacks."""
+        """Computes the keys and values of the columns of `ids [rows, columns]` that `states` lacks."""
         known = states.get_seq_length()
         if known < ids.shape[1]:
             positions = (mask.cumsum(1) - 1).clamp(min=0)[:, known:]
@@ -195,7 +197,7 @@ class TransformersGenerator:
     def _read_whole(
         self, pending: Sequence["_PendingPrompt"], sampling: Sampling
     ) -> Iterator[tuple[int, int, Completion]]:
-        """Answers prompts, each read from its beginning, those together that are answered as they are alone."""
+        """Answers prompts, each read from its beginning; batches only prompts whose answers that does not change."""
         alike: dict[Any, list[_PendingPrompt]] = {}
         for number, each in enumerate(pending):
             apart = number if self.one_by_one else self.lengths.regime(len(each.prompt.token_ids), sampling.limit)
@@ -281,8 +283,9 @@ class _Batch(NamedTuple):
 
 
 class _Room:
-    """The number of rows that are answered together: few at first, then twice as many as were answered before, up to
-    the most that fit; at least one."""
+    """The number of rows that are answered together: few at first, then twice as many each time, up to the most that
+    fit; at least one.
+    """
 
     def __init__(self, most: int, first: int):
         self.most = most
@@ -311,7 +314,7 @@ def borrow_model(model: PreTrainedModel) -> Iterator[None]:
 
 
 class _Over(StoppingCriteria):
-    """Stops the rows of a batch whose responses are over, and all of them when `enough` more are over than before.
+    """Stops the rows of a batch whose responses are over, and all rows once `enough` more are over than before.
 
     The host reads the new tokens from column `seen` on, once every `after` tokens.
     """

@@ -73,8 +73,9 @@ class VLLMGenerator:
         self._salt: dict[str, str] = {}
 
     def scale_layers(self, factors: Sequence[float]) -> None:
-        """Puts RoPE factors `[L]` in force, where its workers are `FactorSetter`s. What the cache has of prompts under
-        others is no longer found."""
+        """Applies RoPE factors `[L]`, if its workers are `FactorSetter`s. The cache no longer finds prompts that were
+        read with other factors.
+        """
         plain = list(map(float, factors))  # vLLM sends no numbers of numpy's
         self.llm.collective_rpc("set_factors", args=(plain,))
         self._salt = {"cache_salt": str(plain)}
@@ -106,7 +107,7 @@ class VLLMGenerator:
                 places.append((index, number))
                 prompts.append(group[number])
         completions = self._completions(prompts, sampling, sampling.stop)
-        # vLLM stops at a stop string before any text of an answer too, where ours does not.
+        # vLLM also stops at a stop string before any text of an answer; our backends do not.
         early = [row for row, completion in enumerate(completions) if completion is None]
         if early:
             whole = self._completions([prompts[row] for row in early], sampling, ())

@@ -1,7 +1,7 @@
 """Whether a server reads prompts whole, or cuts them without a word, as Ollama and gateways do.
 
-It is asked for codes that stand in the prompt. What it says it read is held against what it says of a sample of the
-same text: in its own tokens, so that no tokenizer is needed.
+It is asked for codes that stand in the prompt. Its token count is compared with its count for a sample of the same
+text. Both are in its own tokens, so no tokenizer is needed.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ LONGER = 1.03  # a prompt this many times as long as those that were read whole 
 _SAMPLE = 700  # bytes of each of three stretches, which together fit into 2,048 tokens
 _LEAST = 0.85  # of the tokens expected by a sample: parts of a text differ by some percent
 OFTEN = 8  # lines with the same code, for a model that found no single one
-_LINE = 1000  # characters behind the middle in which a line may end
+_LINE = 1000  # characters behind the middle within which a line may end
 _AT_A_BORDER = 16  # tokens that parting a prompt in halves may add
 _PIECES = re.compile(r"[^\W\d_]+|\d+|[^\w\s]+|_+")
 _REMEDY = (
@@ -33,7 +33,7 @@ _REMEDY = (
 
 
 class ReadingRate(NamedTuple):
-    """How a server counts tokens: those that it adds to a prompt, and those of a piece of text, a word or a sign."""
+    """How a server counts tokens: those added to a prompt, and those of a piece of text, a word or a character."""
 
     added: int
     of_piece: float
@@ -100,8 +100,8 @@ class TruncationProbe:
 
     `ask(prompt, max_tokens)` answers one prompt, and `shown` is the endpoint's address in messages. There are two
     tests. Codes are planted at the start and in the middle of the prompt and asked for: a server that truncates cannot
-    return them, whatever it or a gateway counts. And the server's token count is compared with those of a sample and of
-    both halves, which works for models too weak to find codes.
+    return them, whatever it or a gateway counts. The server's token count is also compared with those of a sample and
+    of both halves, which works for models too weak to find codes.
     """
 
     def __init__(self, shown: str, ask: Callable[[str, int], Awaitable[Completion]]):
@@ -121,7 +121,7 @@ class TruncationProbe:
                 await self._check(text, limit)
 
     def why_cut(self, text: str, told: int | None) -> str:
-        """Says that a prompt was cut, by the tokens that the server says it read of it; empty if it was not."""
+        """Says that a prompt was cut, from the token count that the server reports; empty if it was not."""
         return self.rate.why_cut(text, told) if self.rate else ""
 
     def reopen(self) -> None:

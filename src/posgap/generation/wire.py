@@ -19,7 +19,7 @@ _FILTER_CODES = re.compile(
     r"invalid_prompt|safety$",
     re.IGNORECASE,
 )
-# What filters say where their code does not tell, in the words of OpenAI, Azure, OpenRouter, DeepSeek, DashScope.
+# What filters say if their code is unclear, in the words of OpenAI, Azure, OpenRouter, DeepSeek, DashScope.
 _FILTER_WORDS = re.compile(
     r"content (?:filter|polic|management polic|exists risk)|was flagged|moderation|usage polic|safety system|"
     r"inappropriate content",
@@ -47,7 +47,7 @@ _MEANINGS = [
     )
 ]  # fmt: skip
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # and what turns the direction of writing
-# Reasons to finish, by the words in them: gateways hand on those of every provider.
+# Finish reasons, by the words in them: gateways pass on those of every provider.
 _FILTERED = re.compile(
     r"filter|safety|guardrail|block|prohibit|recitation|refus|moderation|sensitive|spii|unsafe|violat|intervened|"
     r"censor|risk|inspection",
@@ -69,12 +69,13 @@ class EndpointAnswer(NamedTuple):
     model: str
     fingerprint: str
     id: str = ""
-    unknown_reason: str = ""  # why it ended, if that is no reason that is known
+    unknown_reason: str = ""  # why it ended, if the reason is unknown
 
 
 class Fault(NamedTuple):
-    """An error that an endpoint sent: its HTTP status, its words, its codes, and the parameters that it names. One in
-    the body of a 200 has the status that it means (`is_in_success`), or 200 if it says too little."""
+    """An error that an endpoint sent: its HTTP status, its message, its codes, and the parameters that it names. One in
+    the body of a 200 has the status that it means (`is_in_success`), or 200 if it says too little.
+    """
 
     status: int
     words: str
@@ -100,7 +101,7 @@ class Fault(NamedTuple):
         return self.status == HTTPStatus.PAYMENT_REQUIRED or "insufficient_quota" in self.codes
 
     def refuses(self, parameter: str) -> bool:
-        """Whether the endpoint does not take this parameter of the request, or not its value."""
+        """Returns whether the endpoint refuses this parameter of the request, or its value."""
         if self.status not in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
             return False
         if self.parameters:
@@ -200,7 +201,7 @@ def read_fault(status: int, body: bytes, document: dict[str, Any] | None = None)
         return Fault(status, _mend_surrogates(error))
     error = error if isinstance(error, dict) else {}
     details = error.get("detail")
-    if isinstance(details, list):  # of FastAPI: a list of what is wrong, each with its place
+    if isinstance(details, list):  # of FastAPI: a list of faults, each with its place
         said = []
         named_parameters = []
         for detail in details:
