@@ -190,7 +190,7 @@ class Teacher:
 
 
 def frozen_head(model: PreTrainedModel, rounded: bool, device: torch.device | str = "cpu") -> Head:
-    """Returns a copy of the model's output head that training does not change, `rounded` to bfloat16 like parameters."""
+    """Returns a copy of the output head that training does not change, `rounded` to bfloat16 if parameters are."""
     head = copy.copy(Head.from_model(model))
     with gather_whole(head.linear.parameters()):
         values = {}

@@ -39,8 +39,8 @@ _ASKED: dict[str, Callable[[Sweep], Any]] = {
 
 
 def _beside_wording(sweep: Sweep) -> str:
-    """What a task's own file says that no prompt and no metric shows, by name and digest; empty if it says
-    nothing."""
+    """Returns settings from a task's own file that no prompt and no metric shows, by name and digest; empty if there
+    are none."""
     said = json.loads(sweep.definition) if sweep.definition else {}
     beside = {name: said[name] for name in sorted(said) if name in ("chance", "closed_book", "target", "one_wording")}
     return f" with {' and '.join(beside)} {digest_of(beside)[:_SHOWN]}" if beside else ""
@@ -53,8 +53,8 @@ def _backend(sweep: Sweep) -> str:
 
 
 def _filling(sweep: Sweep) -> str:
-    """To what length prompts were filled, at which depths, and from what. Tokens are those of the model's own
-    tokenizer, and a share of the context stands for itself."""
+    """Returns the length to which prompts were filled, at which depths, and from what. Tokens are counted by the
+    model's own tokenizer; a share of the context is kept as a share."""
     of = sweep.filled
     assert of
     depths = "/".join(f"{depth:g}" for depth in of.depths)
@@ -62,12 +62,12 @@ def _filling(sweep: Sweep) -> str:
 
 
 def _without_effect(sweep: Sweep) -> Collection[str]:
-    """The stop strings that change no score by the sweep's metric, which may be of a package that is not here."""
+    """Returns the stop strings that change no score by the sweep's metric; the metric's package may be missing here."""
     return METRICS[sweep.metric].stop if sweep.metric in METRICS.names() else ()
 
 
 def list_differences(sweep: Sweep, other: Sweep) -> list[str]:
-    """The names of what the two sweeps did not ask alike; those in `ALLOWABLE` a person may mean."""
+    """Returns the names of the settings in which two sweeps differ; the user may allow those in `ALLOWABLE`."""
     return [name for name, of in _ASKED.items() if of(sweep) != of(other)]
 
 

@@ -60,7 +60,7 @@ def read_comparison(path: Path) -> Comparison:
 
 
 def with_distinct_labels(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """Returns the evidence, in which labels that several sweeps share have the name of the sweep's folder behind."""
+    """Returns the evidence; if several sweeps share a label, the name of each one's folder is added to it."""
     often = Counter(each.sweep.label for each in evidence)
     distinct = []
     for each in map(copy.copy, evidence):
@@ -71,7 +71,7 @@ def with_distinct_labels(evidence: Sequence[Evidence]) -> list[Evidence]:
 
 
 def compare_sweeps(evidence: Sequence[Evidence], allow: Sequence[str] = (), together: bool = False) -> Comparison:
-    """Compares every sweep with the first; `PosgapError` if they did not ask alike, but for what is allowed.
+    """Compares every sweep with the first; `PosgapError` if their settings differ by more than is allowed.
 
     Intervals hold for one model with 95 %; `together` for all of them at once (Bonferroni).
     """
@@ -127,7 +127,7 @@ def _difference(candidate: Evidence, reference: Evidence, asked_otherwise: list[
 
 
 def _word_mitigations(candidate: Sweep, reference: Sweep) -> str:
-    """By which mitigation each was asked, in words; empty if both were asked without any, or by the same."""
+    """Returns the mitigations that each sweep was asked with, in words; empty if there were none, or the same ones."""
     if candidate.mitigation == reference.mitigation:
         return ""
     asked = []
@@ -161,7 +161,7 @@ def _word_verdict(figures: dict, reference: str, placements: list[list[int]]) ->
 
 
 def _where(places: list[list[int]], placements: list[list[int]]) -> str:
-    """These placements, in few words: runs as "4 to 17", and what is left out where that is less."""
+    """Returns these placements in few words: runs as "4 to 17", or the ones left out if they are fewer."""
     rest = [placement for placement in placements if placement not in places]
     if not rest:
         return "every placement"

@@ -39,7 +39,7 @@ def _scores_of(
                 raise PosgapError(f"{path}: predictions of {row['id']}: {row['outcome']} at {place}, and yet right")
             unanswered[row["id"], column[where]] += 1
         of_example[column[where] * samples + sample] = row["correct"]
-    for row in predictions:  # those of baselines too
+    for row in predictions:  # also a baseline's
         if contents.get(row["id"], row["content"]) != row["content"]:
             raise PosgapError(f"{path}: predictions of {row['id']}: of examples of different content; sweep again")
     if any(None in of_example for of_example in scores.values()) or len(scores) != sweep.n_examples:
@@ -54,14 +54,13 @@ def _scores_of(
 
 class Evidence:
     """A sweep with the `ids` [E], `contents` [E] and `scores` [E, P] of its examples, the shares of their samples that
-    went `unanswered` [E, P], how its prompts ended, and the scores of its baselines, all as its predictions say and in
-    their order.
+    went `unanswered` [E, P], how its prompts ended, and its baselines' scores, all in its predictions' order.
 
-    Statistics rest on `correct [n, P]`, the scores of the `sample`: groups of examples count once, and no order of
-    lines matters. Columns are as in the sweep's `placements`.
+    Statistics use `correct [n, P]`, the scores of the `sample`: groups of examples count once, and the order of lines
+    does not matter. Columns are as in the sweep's `placements`.
 
-    Sweep and predictions are read from `path`, which messages name, where they are not given. Raises `PosgapError`
-    if the predictions are not all of the sweep's.
+    Sweep and predictions are read from `path` if they are not given; messages name it. Raises `PosgapError` if the
+    predictions are not all of the sweep's.
     """
 
     def __init__(self, path: Path, sweep: Sweep | None = None, predictions: Sequence[Prediction] | None = None):
@@ -75,8 +74,8 @@ class Evidence:
         self.baselines = baseline_scores(predictions, self.ids, self.sweep.asked.samples, path)
 
     def reorder_like(self, reference: "Evidence") -> "Evidence":
-        """Returns a copy whose examples stand in the reference's order; `PosgapError` if these are other examples, or
-        counted in other groups."""
+        """Returns a copy with the examples in the reference's order; `PosgapError` if the examples or their groups
+        differ."""
         if sorted(self.contents) != sorted(reference.contents) or self.sweep.groups != reference.sweep.groups:
             raise PosgapError(
                 f"{self.path} and {reference.path}: predictions of other examples, or in other groups; sweep both again"
@@ -92,9 +91,10 @@ class Evidence:
         return ordered
 
     def gains_over(self, reference: "Evidence") -> np.ndarray:
-        """Returns the differences from a reference [n, P], whose examples must stand in the same order.
+        """Returns the differences from a reference [n, P] with its examples in the same order.
 
-        What the reference left unanswered is no difference: counted as its mistakes it would hide as large a loss.
+        A prompt that the reference left unanswered counts as no difference: counted as the reference's mistake, it
+        would hide as large a loss.
         """
         if not reference.unanswered.any():
             return self.correct - reference.correct

@@ -67,7 +67,7 @@ def _of_categories(correct: np.ndarray, categories: Sequence[str]) -> dict:
 
 
 class BaselineScores(NamedTuple):
-    """The scores [E] of a baseline, of examples in the order of those of the placements, and how its prompts ended."""
+    """A baseline's scores [E], for the same order of examples as the placements, and how its prompts ended."""
 
     scores: np.ndarray
     outcomes: OutcomeCounts
@@ -76,8 +76,8 @@ class BaselineScores(NamedTuple):
 def baseline_scores(
     predictions: Iterable[Prediction], ids: Sequence[str], samples: int, where: object
 ) -> dict[str, BaselineScores]:
-    """The scores of each baseline among these predictions of the examples `ids` [E]; `PosgapError`, which names
-    `where`, where a baseline's predictions are not all of them."""
+    """Returns each baseline's scores for the examples `ids` [E] in these predictions; raises `PosgapError`, which names
+    `where`, if a baseline does not have all of them."""
     rows: dict[str, dict[str, list[Prediction]]] = {}
     for row in predictions:
         if "baseline" in row:
@@ -95,7 +95,7 @@ def baseline_scores(
 def baselines_of(
     baselines: Mapping[str, BaselineScores], correct: np.ndarray, sample: Sample
 ) -> dict[str, BaselineFigures]:
-    """Returns the figures of baselines of a sample whose scores at the placements are `correct [n, P]`."""
+    """Returns the figures of baselines for a sample whose scores at the placements are `correct [n, P]`."""
     figures = {}
     for name, (of_examples, outcomes) in baselines.items():
         scores = sample.average(of_examples)

@@ -25,7 +25,7 @@ from posgap.tasks.slots import INSERTED, shuffle_documents
 
 
 class FillRecord(Record):
-    """To what length a sweep's prompts were filled, and with what."""
+    """The length to which a sweep's prompts were filled, and what fills them."""
 
     length: str = Field(description="as it was asked for: tokens, or a share of the context like 50%")
     tokens: int = Field(ge=1, description="at most, of prompt and longest answer together")
@@ -44,11 +44,11 @@ class FillRecord(Record):
 
 
 class Fill:
-    """Fills prompts up to `tokens`, those of the longest answer included, with what `examples` have of distractors.
+    """Fills prompts up to `tokens`, the longest answer included, with distractors from `examples`.
 
-    An example's own come first, in their order, then those of other examples, in an order drawn by `seed`, but none
-    that holds one of the example's answers, has the gold document's title, or stands in the prompt already. All of an
-    example's prompts have the same filler, as much of it as fits at every depth.
+    An example's own distractors come first, in their order. Then come those of other examples, in an order drawn by
+    `seed`, without any that holds one of the example's answers, has the gold document's title, or is in the prompt
+    already. All of an example's prompts have the same filler, as much as fits at every depth.
     """
 
     def __init__(self, length: str, tokens: int, depths: Sequence[float], seed: int, examples: Sequence[AnyExample]):
@@ -76,7 +76,7 @@ class Fill:
         return {"tokens": self.tokens, "depths": self.depths, "seed": self.seed, "pool": self.pool, "whole": True}
 
     def make_record(self, builder: TextPromptBuilder, first: AnyExample) -> FillRecord:
-        """What a sweep's file says of it, whose first example is this."""
+        """Returns the record for the file of a sweep whose first example is this."""
         documents = len(self.documents(builder, first, self.placements[0]))
         return FillRecord(length=self.length, documents=documents, **self.as_json)  # type: ignore[arg-type]
 

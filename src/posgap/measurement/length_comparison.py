@@ -68,7 +68,7 @@ class LengthComparison(Record):
         return head, rows
 
     def losses(self) -> list[str]:
-        """Sentences on the lengths at which a model is worse for certain, in the mean or at a placement."""
+        """Returns sentences on the lengths at which a model is certainly worse, in the mean or at a placement."""
         sentences = []
         for at in self.lengths:
             for difference in at.comparison.differences:
@@ -111,7 +111,7 @@ def read_swept_lengths(folders: Sequence[Path]) -> dict[str, list[Evidence]]:
 
 
 def write_length_comparison(comparison: LengthComparison, sweeps: Sequence[Sweep], out: Path) -> None:
-    """Writes `comparison-lengths.json` and its page; `sweeps` are those of one length."""
+    """Writes `comparison-lengths.json` and its page; `sweeps` holds each length's sweeps."""
     write_json(out / COMPARED_LENGTHS_FILE, comparison.model_dump(mode="json"))
     head, rows = comparison.table()
     shown = {"title": comparison.title, "head": head, "rows": rows, "losses": comparison.losses()}

@@ -19,15 +19,15 @@ _ACCURACY = LinearSegmentedColormap.from_list("accuracy", ["#f5f7fa", "#60a5fa"]
 
 
 def write_map(lengths: LengthMap, sweeps: Sequence[Sweep], out: Path) -> None:
-    """Writes `lengths.json`, the map's picture as PNG, and its page, which leads to those of the sweeps beside it."""
+    """Writes `lengths.json`, the map's picture as PNG, and its page, which links to the sweeps' pages beside it."""
     write_json(out / LENGTHS_FILE, lengths.model_dump(mode="json"))
     save_picture(picture(lengths), out / LENGTHS_PICTURE)
     save_page(page(lengths, sweeps, linked=True), out / LENGTHS_PAGE)
 
 
 def page(lengths: LengthMap, sweeps: Sequence[Sweep], linked: bool = False) -> str:
-    """The page of a map as text, with the curves of its sweeps; it needs nothing beside itself, and leads to the pages
-    of the sweeps where it is `linked`."""
+    """Returns a map's page as text, with its sweeps' curves. It needs no other file, and links to the sweeps' pages if
+    `linked`."""
     by_length = [
         sweep.model_copy(update={"label": f"{tokens:,} tokens"}) for sweep, tokens in zip(sweeps, lengths.tokens)
     ]

@@ -20,7 +20,7 @@ LENGTHS_PAGE, LENGTHS_PICTURE = "lengths.html", "lengths.png"
 
 
 class EffectiveLength(Record):
-    """The longest length, in tokens, up to which the gap is small at every swept length; 0 if there is none."""
+    """The longest length, in tokens, with a small gap there and at every shorter swept length; 0 if there is none."""
 
     most_gap: Points = Field(description="the gap that is allowed")
     tokens: int = Field(ge=0, description="by the gaps as they were measured")
@@ -28,7 +28,7 @@ class EffectiveLength(Record):
     high: int = Field(ge=0, description="by their lower bounds; either end is wrong in at most 5 %")
 
     def tokens_named(self, asked: Sequence[int]) -> str:
-        """The figure in words, where these lengths were asked."""
+        """The figure in words, given the swept lengths."""
         return self._named(self.tokens, asked)
 
     def ends_named(self, asked: Sequence[int]) -> str:
@@ -128,7 +128,7 @@ def effective_length(tokens: Sequence[int], correct: Sequence[np.ndarray], most_
 
 
 def _longest(tokens: Sequence[int], bounds: Sequence[float], most: float) -> int:
-    """The length before the first at which the bound is above `most`; 0 where that is the first."""
+    """Returns the last length before the first one with a bound above `most`; 0 if that is the first."""
     exceeding = next((at for at, bound in enumerate(bounds) if bound > most), len(bounds))
     return tokens[exceeding - 1] if exceeding else 0
 

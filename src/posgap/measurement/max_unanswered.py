@@ -7,7 +7,7 @@ from pydantic import Field
 from posgap.foundation.fields import RARE
 from posgap.foundation.registry import Parameters
 
-NOTABLE = 10.0  # percent of the answers at a placement: so many can make a gap as large as a gate admits, or hide one
+NOTABLE = 10.0  # percent of the answers at a placement: enough to make or hide a gap as large as a gate admits
 
 
 class MaxUnanswered(Parameters):

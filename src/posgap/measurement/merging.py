@@ -39,10 +39,10 @@ def _read_settings(part: Evidence) -> _PartSettings:
 
 
 def merge_sweeps(parts: Sequence[Evidence], without_effect: Collection[str] = ()) -> tuple[Sweep, list[Prediction]]:
-    """The whole sweep and its predictions, in the order in which it would have been swept at once.
+    """Returns the whole sweep and its predictions, in the order of a single sweep.
 
-    Parts may differ in settings `without_effect` on figures.
-    Raises `PosgapError` if the parts are not of one sweep, overlap, or are not all there.
+    Parts may differ in settings `without_effect` on figures. Raises `PosgapError` if the parts belong to different
+    sweeps, overlap, or are incomplete.
     """
     parts = _in_order(parts)
     first, *others = parts
@@ -128,7 +128,7 @@ def _positions(parts: Sequence[Evidence]) -> list[str]:
 
 
 def _predictions(parts: Sequence[Evidence]) -> list[Prediction]:
-    """An example's after the other's, and then those of the first part that has baselines."""
+    """Yields predictions one example after the other, then those of the first part that has baselines."""
     rows: dict[str, list[Prediction]] = {}
     of_parts = [read_predictions(part.path) for part in parts]
     for row in chain.from_iterable(map(swept_rows, of_parts)):

@@ -1,4 +1,4 @@
-"""Which slots a model chooses, whatever stands there: for tasks whose responses name a slot."""
+"""Finds which slots a model chooses whatever stands there, for tasks whose responses name a slot."""
 
 from collections.abc import Iterable, Sequence
 from itertools import product

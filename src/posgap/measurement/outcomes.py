@@ -132,9 +132,9 @@ class Outcomes(OutcomeCounts):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The percent of prompts that were not answered, in all and at the placement with the most; of those whose
-        answer the limit of tokens ended; and, where it is known, of those whose answer repeats the prompt, and of those
-        that do either at the placement with the most. By the names that MLflow and KFP show."""
+        """Returns the percent of unanswered prompts, in all and at the placement with the most; of answers that the
+        token limit ended; and, if known, of answers that repeat the prompt, and of those that do either at the
+        placement with the most. The names are those that MLflow and KFP show."""
         figures = {
             "unanswered": self.percent_unanswered,
             "unanswered_worst": self.worst_share,
@@ -176,7 +176,7 @@ class Outcomes(OutcomeCounts):
 
 
 def _total(by_placement: Sequence[OutcomeCounts]) -> dict[str, int | None]:
-    """The sums of all counts; None of what is known of no placement."""
+    """Returns the sums of all counts; None for a count that no placement has."""
     totals: dict[str, int | None] = dict.fromkeys(OutcomeCounts.model_fields)
     for counts in by_placement:
         for name, count in counts:

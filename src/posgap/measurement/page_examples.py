@@ -1,8 +1,8 @@
-"""The examples of a report that can be explored: every score of every sweep on the page, and what was asked and
-answered as far as a page can hold it.
+"""Packs the examples for an interactive report: every score of every sweep on the page, and as many prompts and answers
+as a page can hold.
 
-A page holds two gzipped texts: the map (scores and ids, all of them), and the answers, a line of JSON for each example,
-first of those whose score depends on the position, until these have `MAX_PAGE_BYTES` bytes.
+A page holds two gzipped texts. The map has all scores and ids. The answers have a line of JSON for each example, up to
+`MAX_PAGE_BYTES` bytes; examples whose score depends on the position come first.
 """
 
 import base64
@@ -82,7 +82,7 @@ def _is_flat(scores: Sequence[Sequence[Sequence[float]]], at: int) -> bool:
 
 
 def pack_sweep(sweep: Sweep, predictions: Sequence[Prediction], examples: Sequence[AnyExample]) -> PageExamples:
-    """What the page of a sweep embeds; `examples` are those of the predictions."""
+    """Returns what a sweep's page embeds; `examples` are the predictions' examples."""
     return pack_examples([SweepToShow(sweep, predictions, example_texts(examples))])
 
 
@@ -92,7 +92,8 @@ def example_texts(examples: Iterable[AnyExample]) -> dict[str, ExampleTexts]:
 
 
 def pack_folders(evidence: Sequence[Evidence]) -> PageExamples:
-    """What the page of finished sweeps embeds; their questions are those on the sweeps' own pages, where these are."""
+    """Returns what the page of finished sweeps embeds; the questions are read from the sweeps' own pages, if these
+    exist."""
     return pack_examples(
         [SweepToShow(each.sweep, read_predictions(each.path), read_texts(each.path)) for each in evidence]
     )

@@ -45,7 +45,7 @@ def position_curves(sweeps: Sequence[Sweep]) -> Figure:
 def pair_dots(sweeps: Sequence[Sweep]) -> Figure:
     """Accuracy at each pair of positions with its 95 % interval, a panel per category.
 
-    There is no curve: pairs have no order in which one would mean something.
+    There is no curve, as pairs have no natural order.
     """
     figures = [dict(zip(sweep.placement_names, zip(sweep.accuracy, sweep.ci95))) for sweep in sweeps]
     categories = in_order(chain.from_iterable(sweep.categories for sweep in sweeps))
@@ -119,7 +119,7 @@ def picture_of(sweeps: Sequence[Sweep]) -> Figure:
 
 
 def save_picture(figure: Figure, path: Path, dots_per_inch: float | None = None) -> None:
-    """Writes a figure as PNG, atomically, and closes it; in the figure's own resolution, if no other is asked for."""
+    """Writes a figure as PNG, atomically, and closes it; in the figure's own resolution unless another is given."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=dots_per_inch or "figure", metadata={"Software": None})
     plt.close(figure)

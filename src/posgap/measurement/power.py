@@ -1,9 +1,8 @@
 """Computes how many examples a sweep needs to detect a difference in points.
 
-Outcomes on one example are taken to correlate by rho at any two placements, and those of two models
-as `agreement` says: 1 where they find the same examples hard, 0 if they have nothing in common.
-With p the mean, an outcome's variance p (1 - p) is then rho parts the example's and 1 - rho parts
-its own at that placement.
+Outcomes on one example are assumed to correlate by rho between any two placements. Those of two models correlate by
+`agreement`: 1 if they find the same examples hard, 0 if they have nothing in common. With mean p, a share rho of an
+outcome's variance p (1 - p) then belongs to the example and 1 - rho to the placement.
 """
 
 import logging
@@ -31,7 +30,7 @@ class Assumptions(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The chance with which each bound of the gate's rules may be wrong."""
+        """The error rate of each bound in the gate's rules."""
         return LEVEL * self.share
 
     @property
@@ -51,22 +50,22 @@ class Assumptions(NamedTuple):
 
 
 def examples_by_cochran(gap: float, assumed: Assumptions, power: float) -> float:
-    """Examples for which Cochran's Q finds a gap (0 to 1) with this power, at the 5 % level, by the noncentral
-    chi-squared distribution: one placement is half of the gap above all others, and one half of it below."""
+    """Returns the examples with which Cochran's Q finds a gap (0 to 1) with this power, at the 5 % level, by the
+    noncentral chi-squared distribution: one placement is half of the gap above all others, and one half of it below."""
     return noncentrality(assumed.placements, power) * assumed.own_variance / (gap**2 / 2)
 
 
 def noncentrality(placements: int, power: float) -> float:
-    """Returns the noncentrality with which Cochran's Q of this number of placements reaches the 5 % level with the
+    """Returns the noncentrality at which Cochran's Q with this number of placements reaches the 5 % level with the
     given power."""
     df = placements - 1
     return float(scipy.special.chndtrinc(scipy.special.chdtri(df, 1 - CONFIDENCE), df, 1 - power))
 
 
 def examples_for_difference(difference: float, variance: float, power: float, graded: bool = False) -> int:
-    """Examples for which a paired difference (0 to 1) of this variance per example is found so often.
+    """Returns the examples needed to find a paired difference (0 to 1) with this variance per example this often.
 
-    The bounds of `graded` differences, such as those of means over placements, count one more example that lost all
+    The bounds of `graded` differences, such as means over placements, count one more example that lost all
     (`statistics.chance_of_less`).
     """
     z = scipy.special.ndtri(0.5 + CONFIDENCE / 2) + scipy.special.ndtri(power)
@@ -84,9 +83,9 @@ def log_assumptions(assumed: Assumptions) -> None:
 
 
 def assumptions_from_pair(correct: np.ndarray, reference: np.ndarray) -> Assumptions:
-    """What a model's scores [E, P] and those of another model of the same examples show.
+    """Returns the assumptions that a model's scores [E, P] and another model's on the same examples show.
 
-    Examples' means contain placement noise, which two models do not share: so the means' correlation is divided by the
+    Examples' means contain placement noise, which two models do not share. So the means' correlation is divided by the
     share of variance that comes from the examples (Spearman's correction for attenuation).
     """
     correlation = correlation_of_placements(correct)

@@ -21,10 +21,10 @@ PREDICTIONS_FILE = "predictions.jsonl"
 class Prediction(TypedDict):
     """A line of `predictions.jsonl`: the response to an example at a placement, and its score from 0 to 1.
 
-    The fields of a completion that are as usual are left out: `outcome` where it was answered, `thoughts` and `reason`
-    where there are none, `cut` where the limit of tokens did not end the response, `others` where no other candidate is
-    named beside the right answer. `echo` says whether an answer repeats the prompt; an older posgap did not look.
-    `sample` counts the responses to one prompt, from 0, which is left out. A prompt of a `baseline` has no placement.
+    A completion's usual fields are left out: `outcome` if it was answered, `thoughts` and `reason` if there are none,
+    `cut` if the token limit did not end the response, `others` if it names no other candidate beside the right answer.
+    `echo` says whether an answer repeats the prompt; older versions of posgap did not check. `sample` counts the
+    responses to one prompt from 0; 0 is left out. A prompt of a `baseline` has no placement.
     """
 
     id: str
@@ -80,12 +80,12 @@ def read_predictions(path: Path) -> list[Prediction]:
 
 
 def swept_rows(predictions: Iterable[Prediction]) -> list[Prediction]:
-    """Those of the sweep's placements, without those of baselines."""
+    """Returns the predictions at the sweep's placements, without the baselines'."""
     return [row for row in predictions if "baseline" not in row]
 
 
 def outcome_of(row: Prediction) -> Outcome:
-    """How a prompt ended. What is said to be answered and has no text was not: older sweeps did not tell."""
+    """How a prompt ended. An answer without text counts as unanswered: older sweeps did not distinguish."""
     outcome = row.get("outcome", "answered")
     return "empty" if outcome == "answered" and not row["response"].strip() else outcome
 

@@ -1,7 +1,8 @@
-"""What a model actually says: whether it answers at once, is cut, repeats the prompt, or is right always or never.
+"""Looks at what a model actually says: whether it answers at once, is cut, repeats the prompt, or is always right or
+wrong.
 
-A few responses are looked at for that, by every verb in the same way: the first ones of a sweep or a teacher as they
-come, without asking anything twice, and a few that are asked for before tokens are forced.
+Every verb looks at a few responses in the same way: at the first ones of a sweep or a teacher as they come, without
+sending any prompt twice, or at a few that are requested before tokens are forced.
 """
 
 import logging
@@ -21,7 +22,7 @@ from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tasks.task import BASELINES
 
 log = logging.getLogger(__name__)
-LOOKED_AT = 16  # responses, or all where they are fewer, but no less than
+LOOKED_AT = 16  # responses, or all if they are fewer, but no less than
 FEW = 8
 _AROUND = " \t\n\"'`*“”‘’«»([{"  # may stand before an answer that is given at once
 _MIN_BEGINNING, _MAX_BEGINNING = 2, 6  # words: what follows more of them is mostly a key
@@ -47,8 +48,7 @@ class Response(NamedTuple):
 
 
 def response(prompt: str, said: str, cut: bool, answers: Sequence[str], right: bool, target: str = "") -> Response:
-    """What is seen of a response to the text of a prompt, where these answers are right, and right responses begin with
-    `target`."""
+    """Returns the findings for a response to a prompt, given its right answers; right responses begin with `target`."""
     return Response(
         said, right, cut, is_echo(prompt, said, answers), answer_after(said, answers, target), tuple(answers)
     )
@@ -74,10 +74,10 @@ def listen(
 
 
 def answer_after(said: str, answers: Sequence[str], target: str = "") -> int | None:
-    """After how many words and signs the first of the right answers stands in a response; None if none does.
+    """Returns the number of words and signs before the first right answer in a response; None if it has none.
 
-    It is 0 where the response begins with an answer, or with `target` and an answer, whatever quotes or brackets stand
-    before it. An answer that is only a part of a word does not count.
+    It is 0 if the response begins with an answer, or with `target` and an answer, ignoring quotes and brackets before
+    it. An answer that is only part of a word does not count.
     """
     text = said.lstrip(_AROUND)
     if target and text.lower().startswith(target.lower()):
@@ -99,7 +99,7 @@ class Probe:
     responses: Sequence[Response]
 
     def count(self, of: Callable[[Response], bool]) -> int:
-        """For how many responses that is so."""
+        """Returns the number of such responses."""
         return sum(map(of, self.responses))
 
     @property
@@ -124,11 +124,12 @@ class Probe:
 
     @property
     def beginning(self) -> str:
-        """The words, two or more, with which at least half of those responses begin that do not begin with a right
-        answer; empty if there are none, or those that do are more. It tells a preamble where no answer is right.
+        """Returns the two or more words that at least half of the responses without a right answer at their start begin
+        with; empty if there are none, or if more responses begin with a right answer. It tells a preamble if no answer
+        is right.
 
-        A response that is given twice, as at two placements of one question, counts once, or its answer were part of
-        the preamble; not where there is no other.
+        A repeated response, as at two placements of one question, counts once, so that its answer is not taken for a part
+        of the preamble. If there is no other response, its copies count.
         """
         others = [each.text for each in self.responses if each.answer_after != 0]
         if len(others) < 2 or len(others) <= self.at_once:
@@ -145,13 +146,13 @@ class Probe:
 
     @property
     def answers_at_once(self) -> bool:
-        """Whether right answers stand where tokens would be forced: right behind the prompt. If there are none, no
-        common beginning says otherwise."""
+        """Returns whether right answers stand at the forced tokens: directly behind the prompt. If there are no right
+        answers, it is true unless the responses share a beginning."""
         return self.at_once >= self.later and not (self.beginning and not self.at_once)
 
     @property
     def preamble(self) -> str:
-        """Where answers stand, in words; empty if they begin the responses."""
+        """Describes in words where answers stand; empty if they begin the responses."""
         if self.answers_at_once:
             return ""
         if self.beginning:
@@ -179,7 +180,7 @@ class Probe:
                 f"{refusals} of {n} responses refuse in words, and count as wrong answers: try a system message, "
                 '--system "All that is asked is in the documents below."'
             )
-        questions = len({each.answers for each in self.responses})  # or more, of which some have one answer
+        questions = len({each.answers for each in self.responses})  # or more, if some share an answer
         if len({each.text.strip() for each in self.responses}) == 1 and questions >= _QUESTIONS:
             said["same"] = (
                 f'all of {n} responses are "{shorten(self.responses[0].text.strip(), 40)}", to {questions} '

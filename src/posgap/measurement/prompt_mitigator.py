@@ -1,5 +1,5 @@
-"""Questions asked by a mitigation of prompts: one example at one placement becomes several prompts, of whose responses
-one is the answer."""
+"""Asks questions through a prompt mitigation: one example at one placement becomes several prompts, and one of their
+responses becomes the answer."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,8 +36,8 @@ class PromptVariants(NamedTuple):
 
 
 class PromptMitigator:
-    """Asks as a mitigation of prompts has it, whose `settings` these are. Baselines that are an order of documents, as
-    the retriever's is, are asked so too; others as without it.
+    """Asks as a mitigation of prompts requires; `settings` are the mitigation's. Baselines that are an order of
+    documents, such as the retriever's, use the mitigation too; others do not.
 
     `seed` seeds everything that a mitigation draws.
     """
@@ -102,7 +102,7 @@ class PromptMitigator:
     ) -> Iterator[tuple[int, int, Completion]]:
         """Yields (index of a group, index of a question within it, its answer), as `Generator.generate` does.
 
-        A prompt that several questions of a group share, as where documents are put in one order from all placements,
+        If several questions of a group share a prompt, as when documents are put in one order from all placements, it
         is sent once at temperature 0.
         """
         under_way: dict[int, list[list[_Part]]] = {}
@@ -135,11 +135,11 @@ class PromptMitigator:
         return prompts, list(parts.values())
 
     def reduce(self, asked: PromptVariants, completions: Sequence[Completion]) -> Completion:
-        """The answer to a question from the completions of its prompts: the one that the mitigation chooses among those
-        that are answers, with what all of them took. If one failed it is that, so that it is asked again; where
-        none is an answer it is the first.
+        """Returns the answer to a question from its prompts' completions: the mitigation chooses among those that are
+        answers. The answer has the usage of all of them. If one failed, returns that one, so that it is retried; if
+        none is an answer, the first.
 
-        If a response names a slot, it names in the answer the slot in which that item was given.
+        If a response names a slot, the answer names the slot in which that item was given.
         """
         if not asked.orders:
             return completions[0]
@@ -169,7 +169,7 @@ class PromptMitigator:
 
 
 class _PendingQuestion(NamedTuple):
-    """A question whose prompts are asked, and the completions that are there, by the prompts' numbers."""
+    """A question whose prompts are being answered, and the completions so far, by the prompts' numbers."""
 
     asked: PromptVariants
     completions: dict[int, Completion]

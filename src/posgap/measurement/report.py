@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Round steps between what is named on an axis.
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 _SOURCE_MAP = re.compile(r"//# sourceMappingURL=\S+\s*$")
-_MAP = ("embedded", "saving", "filters", "map", "cell", "explorer")  # scripts, each of which knows those before it
+_MAP = ("embedded", "saving", "filters", "map", "cell", "explorer")  # scripts, in the order of their dependencies
 NOTHING = "–"  # in a cell
 _WIDTHS = (720, 340)  # of a chart in pixels, on a wide screen and on a narrow one
 
@@ -95,7 +95,7 @@ Row = tuple[str, Sequence[Cell]]  # of a table: its name, and a cell for each sw
 
 
 def _list_facts(sweeps: Sequence[Sweep]) -> list[Row]:
-    """Returns the rows below "Gap and mean"; those of shapes and mitigations only if a sweep has one."""
+    """Returns the rows below "Gap and mean"; it includes rows on shapes and mitigations only if a sweep has one."""
     cells: dict[str, Callable[[Sweep], Cell]] = {
         "gap": lambda sweep: _with_interval(sweep.gap, sweep.gap_ci95),
         "gap of a flat model": lambda sweep: Cell(f"{sweep.gap_noise:.1f}"),
@@ -178,7 +178,7 @@ def content_policy(scripts: Sequence[str] = ()) -> str:
 
 @cache
 def _scripts(explored: bool) -> list[str]:
-    """What runs in a page: its tabs and, where there are examples to explore, Preact and their map."""
+    """Returns the scripts of a page: its tabs and, if there are examples to explore, Preact and their map."""
     if not explored:
         return [_file("tabs.js")]
     # The last lines of Preact's files name source maps, which no page has beside it.
@@ -193,7 +193,7 @@ def _file(name: str) -> str:
 
 @cache
 def templates(package: str) -> "jinja2.Environment":
-    """The templates of pages in the folder `templates` of a package, which may include those of this one."""
+    """Returns the page templates in a package's folder `templates`; they may include the templates of this package."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -210,8 +210,8 @@ def templates(package: str) -> "jinja2.Environment":
 
 
 def charts(sweeps: Sequence[Sweep]) -> dict[str, list]:
-    """What pages show of `sweeps`: for the template `accuracy.html.j2` the axes of curves, or the grids of pairs; and,
-    where all have the same placements, the rows of "Accuracy by position"."""
+    """Returns what pages show of `sweeps`: for the template `accuracy.html.j2` the axes of curves, or the grids of
+    pairs. If all sweeps have the same placements, also the rows of "Accuracy by position"."""
     most_docs = max((sweep.n_docs for sweep in sweeps), default=1)
     axes = [(width, _ticks(most_docs, width)) for width in _WIDTHS]
     by_placement: list[Row] = []

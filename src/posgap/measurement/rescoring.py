@@ -25,16 +25,16 @@ from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tasks.task import PromptOrder
 
-_AGREE = 1e-6  # by which scores may differ that were computed on another machine
+_AGREE = 1e-6  # allowed difference of scores from another machine
 
 
 def swept_examples(
     folder: Path, given: Location | None = None, manifest_of: Path | None = None
 ) -> dict[str, AnyExample]:
-    """Returns the examples of the sweep in `folder` by their content: those in the file `given`, or in the one that the
-    manifest names. If a copy of a sweep has no manifest, that of the folder `manifest_of` counts.
+    """Returns the examples of the sweep in `folder` by their content, read from the file `given`, or from the one that
+    the manifest names. If a copy of a sweep has no manifest, the one in the folder `manifest_of` is read.
 
-    Raises `PosgapError` if they are not at hand, or are others than those that were swept.
+    Raises `PosgapError` if the examples are missing, or differ from the swept ones.
     """
     evidence = Evidence(folder)
     sweep = evidence.sweep
@@ -64,11 +64,11 @@ def swept_examples(
 
 
 def require_scores(evidence: Evidence, examples: Mapping[str, AnyExample]) -> None:
-    """Scores every response of a sweep again, by the metric that is installed here, from its examples by their content,
-    and looks again whether it repeats the prompt.
+    """Scores every response of a sweep again with the metric installed here, finds its example by content, and checks
+    again whether it repeats the prompt.
 
-    Raises `PosgapError` that names the first row whose score is another, or that hides an echo, or where other examples
-    count as a group.
+    Raises `PosgapError`, naming the first row, if a score differs, a row hides an echo, or other examples count as a
+    group.
     """
     path = evidence.path
     sweep = evidence.sweep
@@ -94,8 +94,8 @@ def require_scores(evidence: Evidence, examples: Mapping[str, AnyExample]) -> No
 
 
 def echo_finder(sweep: Sweep) -> Callable[[str, AnyExample, Placement], bool]:
-    """What says whether a response to an example at a placement repeats the prompt, but for filled prompts, whose
-    filler is not among the examples."""
+    """Returns a function that says whether a response to an example at a placement repeats the prompt. It ignores
+    filled prompts, as their filler is not among the examples."""
     builder = TextPromptBuilder(sweep.asked_task, 0, PromptOrder(sweep.asked.question, sweep.asked.shuffle))
 
     def repeats(response: str, example: AnyExample, at: Placement) -> bool:

@@ -1,4 +1,4 @@
-"""Responses to examples at placements, each kept as it comes, so that an interrupted run goes on where it was."""
+"""Collects responses to examples at placements, and keeps each as it comes, so that an interrupted run resumes."""
 
 import logging
 import time
@@ -35,11 +35,11 @@ OpensGenerator = Callable[[], Generator]
 
 @dataclass(frozen=True)
 class PromptGrid:
-    """Examples at placements, each asked `samples` times, and how prompts are made and answered.
+    """Examples at placements, each answered `samples` times, and how prompts are made and answered.
 
-    `digests` are what the responses depend on beside the settings and the examples' file. A prompt's number among those
-    of its example is its placement's times `samples`, and its sample's. With `n_docs`, an example's prompts have that
-    many documents, and the placements are at the same depths among them.
+    `digests` are what the responses depend on besides the settings and the examples' file. An example's prompts are
+    numbered: the placement's number times `samples`, plus the sample's number. With `n_docs`, an example's prompts have
+    that many documents, at placements of the same depths.
     """
 
     settings: AskingSettings
@@ -86,7 +86,7 @@ class PromptGrid:
     def identity(self) -> dict[str, Any]:
         """Returns all that the responses depend on."""
         asked = {"model": self.settings.model, "stop": list(self.builder.stop)}  # which may come from the metric
-        # Responses are kept by the place of their example in its file, of which another `limit` takes more.
+        # Responses are kept by their example's place in the file; a larger `limit` takes more of the file.
         digest_of_file = digest_path(examples_file(self.settings.examples))
         return {**self.settings.response_key, **asked, "examples_digest": digest_of_file, **self.digests}
 
@@ -101,7 +101,7 @@ class PromptGrid:
             return f"{self.count:,} prompts: {each}"
         some = range(0, n_examples, 1 + n_examples // 8)
         tokens = self.count * sum(estimated_tokens(self.prompt(example, 0).text) for example in some) // len(some)
-        about = round(tokens, 2 - len(str(tokens)))  # two digits: nobody has counted
+        about = round(tokens, 2 - len(str(tokens)))  # two digits: it is an estimate
         most = self.count * (self.builder.max_new_tokens + self.builder.max_thinking_tokens)
         return f"{self.count:,} prompts, in all about {about:,} tokens and answers of at most {most:,}: {each}"
 
@@ -150,14 +150,14 @@ def generate_resumably(
     token_ids: bool = False,
     answers_are_there: bool = False,
 ) -> GridAnswers:
-    """Returns the answers to all prompts, asking for those that no earlier run has.
+    """Returns the answers to all prompts, and sends only those that no earlier run has.
 
-    They are kept beside the settings' `out` as they come, with their token ids or without; those of an interrupted run
-    are not asked for again. `on_completion` is called with all of them, those of before the interruption first, and may
-    raise; `first_answers`, or another of its kind, with the others; without it no more than a handful is sent to an
-    endpoint whose first answers say that nothing can come of it. `title` names the work where its progress is shown.
-    If something is missing `opens`, or the settings' backend, gives what answers. If `answers_are_there`, in files,
-    it has no more than those: `PosgapError` says how many are missing, once all that is there is kept.
+    They are kept beside the settings' `out` as they come, with or without token ids; an interrupted run's answers are
+    reused. `on_completion` is called with every answer, those from before the interruption first, and may raise.
+    `first_answers` (by default a new `FirstAnswers`) is called with the new ones. Without it, an endpoint gets only a
+    handful of prompts if its first answers show that the work is pointless. `title` names the work in progress messages. If an answer is
+    missing, `opens`, or the settings' backend, opens the generator. If `answers_are_there`, in files, nothing else is
+    asked: `PosgapError` says how many are missing, after all present ones are kept.
     """
     unfinished = Unfinished(work_folder(prompts.settings.out), prompts.identity(), token_ids)
     work = _ResumableWork(prompts, unfinished, title, on_completion, first_answers)
@@ -209,7 +209,7 @@ class _ResumableWork:
 
     @property
     def is_worth_a_handful(self) -> bool:
-        """Whether some prompts go first as a probe: all go to an endpoint, and no other check sees the first
+        """Returns whether some prompts go first as a probe: if all go to an endpoint and no other check sees the first
         answers."""
         is_new = HANDFUL < self.n_missing == self.prompts.count
         return is_new and self.prompts.asks_endpoint and self.first_answers is None
@@ -234,7 +234,7 @@ class _ResumableWork:
             self.prompts.prompt(example, 0)
 
     def fresh_sampling(self) -> Sampling:
-        """Returns how prompts are answered: what goes on draws other samples than what was interrupted."""
+        """Returns the sampling settings: resumed work draws other samples than the interrupted work."""
         sampling = self.prompts.sampling
         n_known = self.prompts.count - self.n_missing
         return replace(sampling, seed=sampling.seed + n_known) if sampling.temperature else sampling
@@ -267,8 +267,8 @@ class _ResumableWork:
     ) -> Iterator[tuple[int, int, Completion]]:
         """Yields (example, number, completion), and keeps each completion as it comes.
 
-        It has the seconds since the one before unless the generator says what it took. What an endpoint says of itself,
-        which must go on from what it said before, is kept too.
+        Its time is the seconds since the previous one, unless the generator reports its own. It also keeps what an
+        endpoint says of itself, which must agree with what it said before.
         """
         if isinstance(generator, EndpointGenerator):
             generator.served = self.unfinished.served
@@ -286,7 +286,7 @@ class _ResumableWork:
                 sent = time.monotonic()
 
     def require_all(self) -> None:
-        """Raises `PosgapError` if prompts are still not answered, as by files that have no answer to them."""
+        """Raises `PosgapError` if prompts are still unanswered, as when a file has no answer to them."""
         left = sum(map(len, self.list_missing().values()))
         if left:
             raise PosgapError(

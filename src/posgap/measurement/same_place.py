@@ -12,7 +12,7 @@ from posgap.tasks.examples import AnyExample, Document, distractor_texts, gold_t
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import TextPromptBuilder
 
-MIN_WRONG = 20  # answers of which a habit is said
+MIN_WRONG = 20  # answers needed to report a habit
 MIN_SHARE = 0.5  # of the wrong answers that name one place's item
 
 
@@ -67,14 +67,14 @@ def find_same_place(
 
 
 def _find_texts(texts: Mapping[str, str], response: str) -> list[str]:
-    """Those of the texts, each with itself in small letters, that a response has, in its order."""
+    """Returns the texts that a response contains, each with its lower-case form, in the response's order."""
     said = response.lower()
     found = [(said.find(lowered), text) for text, lowered in texts.items() if lowered in said]
     return [text for _, text in sorted(found)]
 
 
 def _find_place(documents: Sequence[Document], said: Sequence[str]) -> int:
-    """The place of the document that has the first of these texts that any has; 0 if none has one."""
+    """Returns the place of the document that has the first of these texts found in any; 0 if none has one."""
     places: dict[str, int] = {}
     for place, document in enumerate(documents, start=1):
         places.setdefault(document.text, place)

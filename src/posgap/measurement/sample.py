@@ -9,8 +9,8 @@ from posgap.tasks.examples import AnyExample
 
 
 class Sample:
-    """Examples of these `contents` [E]. Those of a group (`posgap.tasks.content.find_groups`) are one draw, and every
-    other one is a draw of its own: n draws in all."""
+    """Examples of these `contents` [E]. The examples of a group (`posgap.tasks.content.find_groups`) are one draw, and
+    every other example is a draw of its own: n draws in all."""
 
     def __init__(self, contents: Sequence[str], groups: Sequence[Sequence[str]] = ()):
         self.groups = groups

@@ -1,4 +1,5 @@
-"""What a recipe tells measurement: who answers, which prompts are asked, and what names and records the answers."""
+"""What a recipe tells measurement: which model answers, which prompts it gets, and how the answers are named and
+kept."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -11,10 +12,10 @@ from posgap.generation.backends import BACKENDS
 
 @dataclass(frozen=True)
 class AskingSettings:
-    """Who answers prompts, and what names the answers, which are kept beside `out`.
+    """The model that answers prompts, and the names under which its answers are kept beside `out`.
 
     `examples` is the file that the examples are from. An empty `metric` is the task's own. `response_key` has the
-    verb's parameters that decide responses, but those that show in the prompts' digest.
+    verb's parameters that decide responses, except those that already show in the prompts' digest.
     """
 
     access: ModelAccess
@@ -39,7 +40,7 @@ class SweepSettings(AskingSettings):
     """What is asked in a sweep, and how. `recorded` has all its parameters, as `sweep.json` keeps them.
 
     `task` is a name, or a definition from a file. Each prompt is asked `samples` times, greedily at `temperature` 0.
-    Without `positions` all are asked, or those of a `shard` alone.
+    Without `positions` a sweep tests all positions, or only those of a `shard`.
     """
 
     task: str
@@ -64,6 +65,6 @@ class SweepSettings(AskingSettings):
 
     @property
     def as_recorded(self) -> dict[str, Any]:
-        """The parameters for `sweep.json`; those of a mitigation only if there is one."""
+        """Returns the parameters for `sweep.json`; a mitigation's only if there is one."""
         none = set() if self.mitigation else {"mitigation", "mitigation_settings"}
         return {name: value for name, value in self.recorded.items() if name not in none}

@@ -23,11 +23,11 @@ _NAMES = {
 
 
 class Shape(Record):
-    """The first and the last third of the positions against those between, in points.
+    """Accuracy at the first and the last third of the positions compared with those between, in points.
 
-    `ends` is how many positions each of the outer thirds has, `middle` how many are between. The name says what
-    both intervals leave no doubt about: "U-shaped" where both lie above 0 (an intersection-union test at the 5 %
-    level). There is none if accuracy may be the same everywhere.
+    `ends` is how many positions each of the outer thirds has, `middle` how many are between. The name states what both
+    intervals show for certain: "U-shaped" if both lie above 0 (an intersection-union test at the 5 % level). There is
+    no name if accuracy may be the same everywhere.
     """
 
     name: str = Field(description="such as U-shaped, if both intervals exclude 0")
@@ -40,7 +40,7 @@ class Shape(Record):
 
 
 def regions(placements: Sequence[Sequence[int]], categories: Sequence[str] = ()) -> dict[str, list[int]]:
-    """The columns of each region: the placements' categories where they have some, else the outer thirds of the
+    """Returns the columns of each region: the placements' categories if they have some, else the outer thirds of the
     positions and those between."""
     if any(categories):
         columns: dict[str, list[int]] = {name: [] for name in in_order(categories)}
@@ -54,9 +54,9 @@ def regions(placements: Sequence[Sequence[int]], categories: Sequence[str] = ())
 
 
 def shape_of(correct: np.ndarray, positions: Sequence[int], uneven: bool) -> Shape | None:
-    """The shape of `correct [E, P]` over `positions [P]`, in any order; None for fewer than three.
+    """Returns the shape of `correct [E, P]` over `positions [P]`, in any order; None for fewer than three.
 
-    It has a name only where accuracy is known to be `uneven`.
+    It has a name only if accuracy is known to be `uneven`.
     """
     if len(positions) < 3:
         return None

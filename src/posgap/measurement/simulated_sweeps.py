@@ -1,9 +1,9 @@
-"""Sweeps drawn at random: what two models that are equally good at every position say to the same examples.
+"""Draws sweeps at random: the answers of two models that are equally good at every position, for the same examples.
 
-An example has a chance to be answered right, which follows a beta distribution; given the chance the placements are
-independent. So any two placements are equally alike, and mean and correlation are just what is assumed. With a chance
-of `agreement` the other model has the example's chance too, else one of its own, so that the chances of the two
-correlate by just that much.
+Each example's chance of a right answer follows a beta distribution; given the chance, the placements are independent.
+So any two placements correlate equally, and mean and correlation are exactly the assumed ones. With probability
+`agreement` the other model has the example's chance too, else one of its own; so the two models' chances correlate by
+exactly that much.
 """
 
 import math
@@ -20,12 +20,12 @@ BATCH = 32  # sweeps that are drawn in one piece
 _QUANTILES = 4096  # of the chances
 _WHOLE = 2**32
 _GAPS = 400  # sweeps that are drawn to see how often a gap is found
-_MOST = 50_000  # outcomes of a sweep, from which on Cochran's number of examples is taken as it is
+_MOST = 50_000  # outcomes of a sweep beyond which Cochran's number of examples is final
 
 
 class SimulatedSweeps(NamedTuple):
     """Rights and wrongs, 1 and 0, of R sweeps with n examples of a `candidate [n, R, P]` and of its `reference`, and
-    the chance with which each bound of their verdicts may be wrong."""
+    the error rate of each bound in their verdicts."""
 
     candidate: np.ndarray
     reference: np.ndarray
@@ -33,10 +33,10 @@ class SimulatedSweeps(NamedTuple):
 
 
 def simulate_sweeps(assumed: Assumptions, n: int, pieces: int) -> Iterator[SimulatedSweeps]:
-    """So many pieces of `BATCH` sweeps each. The first examples of a sweep are the same for any n.
+    """Draws this many pieces of `BATCH` sweeps each. The first examples of a sweep are the same for any n.
 
-    They are made of the bits that a generator gives, which are the same everywhere and in every version of numpy: a
-    verdict says what follows from them, and is judged again elsewhere.
+    They are made of a generator's raw bits, which are the same everywhere and in every version of numpy: a verdict
+    states what follows from them, and other machines check it.
     """
     chances = _chances(assumed)
     placements = assumed.placements
@@ -57,10 +57,10 @@ def simulate_sweeps(assumed: Assumptions, n: int, pieces: int) -> Iterator[Simul
 def examples_for_gap(gap: float, assumed: Assumptions, power: float) -> int:
     """Returns the examples for which the flatness test finds a gap (0 to 1) with this power, at the 5 % level.
 
-    Counted for the gap that is hardest to see: one placement half of it above and one half of it below all others, or
-    as much above as there is room. Cochran's Q gives a first number. Simulated sweeps show how often the test finds the
-    gap with it, and the noncentrality of this power corrects the number, three times. Where near placements are more
-    alike than far ones the test finds less.
+    It takes the gap that is hardest to see: one placement half of it above and one half of it below all others, or as
+    far above as there is room. Cochran's Q gives a first number. Simulated sweeps show how often the test finds the gap
+    with it, and the noncentrality of that power corrects the number, three times. If near placements are more alike
+    than far ones, the test finds less.
     """
     n = examples_by_cochran(gap, assumed, power)
     for _ in range(3):
@@ -69,13 +69,13 @@ def examples_for_gap(gap: float, assumed: Assumptions, power: float) -> int:
         found = sum(map(_is_uneven, _simulate_gap(gap, assumed, math.ceil(n))))
         share = min(max(found, 1) / _GAPS, 1 - 1 / _GAPS)
         missing = noncentrality(assumed.placements, power) / noncentrality(assumed.placements, max(share, 0.06))
-        n *= missing**0.7  # since a whole step swings to and fro where few outcomes differ
+        n *= missing**0.7  # since a whole step oscillates if few outcomes differ
     return math.ceil(n)
 
 
 def _simulate_gap(gap: float, assumed: Assumptions, n: int) -> Iterator[np.ndarray]:
     """Yields sweeps `[n, P]` of a model whose first placement is better than its last by the gap: there an answer that
-    would be wrong is right, or the other way round, whichever example it is."""
+    would be wrong is right, or the reverse, at random examples."""
     mean = assumed.mean
     above = min(gap / 2, 1 - mean)
     chances = _chances(assumed)
@@ -111,7 +111,8 @@ def _bits(bits: np.random.PCG64, n: int, *shape: int) -> np.ndarray:
 
 
 def _chances(assumed: Assumptions) -> np.ndarray:
-    """Quantiles of examples' chances to be right, in 2^-32: below so much a random number means a right answer."""
+    """Returns quantiles of examples' chances to be right, in 2^-32: a random number below the quantile means a right
+    answer."""
     mean = assumed.mean
     correlation = assumed.correlation
     at = (np.arange(_QUANTILES) + 0.5) / _QUANTILES

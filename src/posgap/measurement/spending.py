@@ -1,4 +1,4 @@
-"""What the prompts of a sweep take in tokens and seconds: counted from what came back, or estimated before anything is
+"""Counts what a sweep's prompts take in tokens and seconds from its answers, or estimates it before anything is
 sent."""
 
 import re
@@ -20,8 +20,8 @@ class TokenTotals(Record):
     """What a sweep's prompts took, over those with known usage: their number, prompt tokens, completion tokens
     (thoughts included), thinking tokens, and summed seconds of waiting.
 
-    An endpoint's prompts are waited for one by one, each as long as it takes, however many are asked at a time; those
-    of a model on this machine together.
+    An endpoint's prompts are timed one by one, each for its whole wait, whatever the concurrency; a local model's are
+    timed together.
     """
 
     prompts: Count = Field(description="prompts with known usage")
@@ -70,9 +70,9 @@ class TokenTotals(Record):
 def estimated_tokens(text: str) -> int:
     """Estimates a text's tokens by today's large models, without their tokenizers.
 
-    Counted by words, groups of digits, signs and letters of other scripts. Against OpenAI's cl100k and o200k it came
-    within 2 % for keys and values and for passages of NQ, and within 6 % for those of HotpotQA; for Chinese and Russian
-    text it can be off by a half.
+    It counts words, groups of digits, signs and letters of other scripts. Against OpenAI's cl100k and o200k it was
+    within 2 % for keys and values and for passages of NQ, and within 6 % for those of HotpotQA; Chinese and Russian
+    text can be off by a half.
     """
     tokens = 0
     for piece in _PIECES.finditer(text):

@@ -18,11 +18,11 @@ Count = Annotated[int, Field(ge=0)]
 CONFIDENCE = 0.95
 LEVEL = 1 - CONFIDENCE
 EACH_END = LEVEL / 2  # how often either end of a two-sided interval may be wrong
-# Means of several placements, and scores between 0 and 1, vary less than rights and wrongs. How much less is
-# estimated, as if two more examples, a right and a wrong one, stood among the sample: their sum of squares about
-# their mean is this. So few examples that happen to agree are not taken for certainty.
+# Means of several placements, and scores between 0 and 1, vary less than rights and wrongs. How much less is estimated,
+# as if the sample had two more examples, a right and a wrong one: this is their sum of squares about their mean. So a
+# few examples that happen to agree are not taken for certainty.
 VARIANCE_OF_TWO = 0.5
-_STEPS = 100  # in which the saddle point of `chance_of_less` is found; some ten are enough
+_STEPS = 100  # steps to find the saddle point of `chance_of_less`; some ten are enough
 _Counts = tuple[np.ndarray, np.ndarray, np.ndarray]
 SPLITS = 9  # of the examples into halves, by content; what is said is the median over them
 FLIPS = 1999  # of the signs of examples' contrasts; with the signs seen they make 2,000
@@ -51,7 +51,7 @@ def mean_interval(scores: np.ndarray, error: float = EACH_END) -> np.ndarray:
     n = len(scores) / ratio
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
-    # The exact bounds at 0 and 1 are 0 and 1, from which rounding strays.
+    # The exact bounds at 0 and 1 are 0 and 1; rounding strays from them.
     low = np.minimum(centre - half, share).clip(0)
     high = np.maximum(centre + half, share).clip(max=1)
     return 100 * np.stack([low, high], axis=-1)
@@ -79,7 +79,7 @@ def tango_refutes(
 ) -> np.ndarray:
     """Whether a difference D, larger than the one seen, is refuted at the level `error` by Tango's score test (1998).
 
-    It is where n D - more + fewer exceeds z times the root of n (2 q + D (1 - D)), with q the likeliest share of
+    That is so if n D - more + fewer exceeds z times the root of n (2 q + D (1 - D)), with q the likeliest share of
     `fewer` if D is true: the positive root of 2 n q^2 + b q = c.
     """
     b = (2 * n - more + fewer) * difference - more - fewer
@@ -125,20 +125,20 @@ def _upper_bound(column: np.ndarray, error: float) -> float:
 
 
 def are_rights_and_wrongs(differences: np.ndarray) -> np.ndarray:
-    """Whether all paired `differences [E, ...]` are those of rights and wrongs, -1, 0 or 1 [...]."""
+    """Returns whether all paired `differences [E, ...]` come from rights and wrongs: -1, 0 or 1 [...]."""
     return np.asarray(((differences == 0) | (abs(differences) == 1)).all(axis=0))
 
 
 def chance_of_less(values: np.ndarray, counts: np.ndarray, mean: float) -> np.ndarray:
-    """The chance [R] that a mean is at most `mean`, of R samples in each of which `values [V, R]` or `[V, 1]`, between
-    -1 and 1, were seen `counts [V, R]` times.
+    """Returns the chance [R] that a mean is at most `mean`, for R samples; sample r has `values [V, R]` or `[V, 1]`,
+    between -1 and 1, `counts [V, R]` times.
 
     The examples, and one more at the lowest value -1, get uniformly random weights; the result is the chance that their
     weighted mean is at most `mean`. The mean at which it equals an error is a lower bound that is too high with at most
-    that error, however skewed the values are, even if the sample lacks the largest losses (Gaffke 2005; Learned-Miller
-    and Thomas 2019; no counterexample is known). For rights and wrongs it is Clopper and Pearson's bound. Weights are
-    exponential numbers divided by their sum, so Lugannani and Rice's approximation (1980) for sums of exponential
-    numbers applies; its relative error is a hundredth.
+    that error. This holds however skewed the values are, even if the sample lacks the largest losses (Gaffke 2005;
+    Learned-Miller and Thomas 2019; no counterexample is known). For rights and wrongs it is Clopper and Pearson's
+    bound. Weights are exponential numbers divided by their sum, so Lugannani and Rice's approximation (1980) for sums
+    of exponential numbers applies; its relative error is a hundredth.
     """
     seen = np.concatenate([np.broadcast_to(values, counts.shape), np.full_like(counts[:1], -1, dtype=float)]) - mean
     weights = np.concatenate([counts, np.ones_like(counts[:1])]).astype(float)
@@ -148,7 +148,7 @@ def chance_of_less(values: np.ndarray, counts: np.ndarray, mean: float) -> np.nd
         low = (1 - 1e-12) / least
         high = (1 - 1e-12) / largest
         tilt = np.zeros_like(low)
-        for _ in range(_STEPS):  # Newton's, or a halving where that would leave what is left of the interval
+        for _ in range(_STEPS):  # Newton's, or a halving if that would leave the rest of the interval
             shares = seen / (1 - tilt * seen)
             slope = (weights * shares).sum(axis=0)
             low = np.where(slope < 0, tilt, low)
@@ -165,7 +165,7 @@ def chance_of_less(values: np.ndarray, counts: np.ndarray, mean: float) -> np.nd
         spread = np.sqrt((weights * seen**2).sum(axis=0))
         at = -(weights * seen).sum(axis=0) / spread
         skewness = 2 * (weights * seen**3).sum(axis=0) / spread**3
-        near = scipy.special.ndtr(at) - skewness / 6 * (at**2 - 1) * _density(at)  # where the quotients lose all digits
+        near = scipy.special.ndtr(at) - skewness / 6 * (at**2 - 1) * _density(at)  # if the quotients lose all digits
         chance = np.where(abs(tilt) * spread < 0.01, near, chance)
     return np.where(largest <= 0, 1.0, np.where(least >= 0, 0.0, chance))
 
@@ -188,8 +188,8 @@ def difference_reaches(differences: np.ndarray, least: float, error: float) -> n
 
 
 def _value_counts(columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The values [V, 1] of columns [E, R], and how often [V, R] each column has them; if they are many, the columns
-    themselves, whose values count once."""
+    """Returns the values [V, 1] of columns [E, R], and how often [V, R] each column has them. If there are many values,
+    returns the columns themselves, each value counted once."""
     values, at = np.unique(columns.round(12), return_inverse=True)
     if len(values) > len(columns) / 4:
         return columns, np.ones_like(columns)
@@ -265,13 +265,14 @@ def upper_error(placements: int, error: float = LEVEL) -> float:
 
 
 def gap_interval(correct: np.ndarray, error: float = LEVEL) -> tuple[float, float]:
-    """Interval of the gap: either end is wrong with a chance of at most `error`, whatever the number of placements.
+    """Returns the interval of the gap: either end is wrong with a chance of at most `error`, whatever the number of
+    placements.
 
     The upper end is the largest upper bound of any ordered pair of placements. It covers the gap whenever the bound of
     the pair that attains the gap does, so each pair needs no correction (intersection-union: calling the gap at most G
     is then a test of this level). The lower end is the largest lower bound of a pair, all of which hold together
-    (Bonferroni), and 0 where `flatness_p` does not refute that accuracy is the same everywhere. With two placements
-    each end is wrong in half of `error` (`upper_error`). One placement says nothing of a gap: 0 to 100.
+    (Bonferroni); it is 0 if `flatness_p` does not refute equal accuracy everywhere. With two placements each end is
+    wrong in half of `error` (`upper_error`). One placement says nothing of a gap: 0 to 100.
     """
     placements = correct.shape[1]
     high = gap_upper_end(correct, error)
@@ -295,14 +296,14 @@ def gap_upper_end(correct: np.ndarray, error: float = LEVEL) -> float:
 
 
 def flatness_p(correct: np.ndarray) -> float:
-    """p-value of the claim that accuracy is the same at every placement, of scores `correct [E, P]`.
+    """Returns the p-value of the claim that accuracy is the same at every placement, given scores `correct [E, P]`.
 
     The statistic is the sum of squares of the placements' totals about their mean. If position does not matter, an
-    example's scores minus their own mean are zero on average, so that their signs could as well be turned. The p-value
-    is how often the statistic is larger when the signs of all contrasts of an example are turned together, at random
-    (a sign-flip test; those that are equal count half). This keeps whatever correlation the placements have, so the
-    test holds where neighbouring positions resemble each other, and with more placements than examples. With two
-    placements it is McNemar's exact test with the mid-p-value. The flips are the same in every call.
+    example's scores minus their own mean are zero on average, so their signs could as well be flipped. The p-value is
+    the share of random sign flips that make the statistic larger; a flip turns all contrasts of an example together (a
+    sign-flip test; ties count half). This keeps any correlation between the placements, so the test holds if
+    neighbouring positions resemble each other, and with more placements than examples. With two placements it is
+    McNemar's exact test with the mid-p-value. The flips are the same in every call.
     """
     contrasts = correct - correct.mean(axis=1, keepdims=True)
     rounding = 1e-9 * (contrasts**2).sum()
@@ -339,17 +340,18 @@ def split_halves(n: int) -> np.ndarray:
 
 def extremes_elsewhere(correct: np.ndarray, half: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns for each example the placements (best [E], worst [E]) at which the examples of the other `half [E]` do
-    best and worst; of sweeps [E, R, P] for each [E, R].
+    best and worst; for sweeps [E, R, P], for each [E, R].
 
-    What is chosen for being high is too high where it was chosen; judged on held-out examples it is what it is.
+    A maximum is biased upwards on the examples that chose it; on held-out examples it is unbiased.
     """
     totals = np.stack([correct[half == 1].sum(axis=0), correct[half == 0].sum(axis=0)])
     return totals.argmax(axis=-1)[half], totals.argmin(axis=-1)[half]
 
 
 def _sums_at_best(differences: np.ndarray, chooser: np.ndarray) -> tuple[np.ndarray, _Counts]:
-    """Returns where `chooser [E, ..., P]` is best on either half of the examples by each split [2, S, ...], and what
-    `differences [E, ..., P]` there sum up to on the other half: above 0, below 0 without sign, and squared [S, ...]."""
+    """For each split [2, S, ...], finds the placement at which `chooser [E, ..., P]` is best on one half of the
+    examples. Returns the sums of `differences [E, ..., P]` there on the other half: those above 0, those below 0
+    without sign, and their squares [S, ...]."""
     half = split_halves(len(chooser))
     halves = np.stack([half == 1, half == 0]).astype(chooser.dtype)
     chosen = np.tensordot(halves, chooser, 1).argmax(axis=-1)
@@ -365,11 +367,11 @@ def _sums_at_best(differences: np.ndarray, chooser: np.ndarray) -> tuple[np.ndar
 def difference_at_best(
     differences: np.ndarray, chooser: np.ndarray, error: float = EACH_END
 ) -> tuple[float, tuple[float, float], list[int]]:
-    """Returns the mean of `differences [E, P]` where `chooser [E, P]` is best, its interval, each end of which is wrong
-    with chance `error`, and all placements that were best.
+    """Returns the mean of `differences [E, P]` at the placement where `chooser [E, P]` is best, its interval (each end
+    is wrong with chance `error`), and all placements that were best.
 
-    The best placement is chosen on one half of the examples, and the differences are those of the other half. Mean and
-    ends are medians over `SPLITS` splits.
+    The best placement is chosen on one half of the examples, and the differences are taken from the other half. Mean
+    and ends are medians over `SPLITS` splits.
     """
     chosen, _ = _sums_at_best(differences, np.asarray(chooser, np.float64))
     half = split_halves(len(differences))
@@ -392,15 +394,15 @@ def difference_at_best_reaches(differences: np.ndarray, chooser: np.ndarray, lea
 def gap_difference(
     candidate: np.ndarray, reference: np.ndarray, error: float = EACH_END
 ) -> tuple[float, tuple[float, float]]:
-    """Gap of `candidate` minus gap of `reference`, scores [E, P] of the same examples, with an interval, each end of
-    which is wrong with chance `error`.
+    """Returns the gap of `candidate` minus the gap of `reference`, from scores [E, P] of the same examples, with an
+    interval; each end is wrong with chance `error`.
 
-    The best of noisy accuracies is too high and the worst too low, the more so the noisier the model. So a model's
-    best and worst placement are chosen on one half of the examples and compared on the other, and the estimate is
-    the difference of what remains, no gap being below 0. The interval's upper end is the largest upper bound, over
-    pairs of placements, of the candidate's difference minus the reference's at its chosen pair: that difference is at
-    most the reference's gap, and one of the pairs is the candidate's gap. The lower end is likewise, with the models
-    exchanged. All three are medians over `SPLITS` splits into halves.
+    The best of noisy accuracies is too high and the worst too low, the more so the noisier the model. So a model's best
+    and worst placement are chosen on one half of the examples and compared on the other. The estimate is the difference
+    of the two remainders; a gap below 0 counts as 0. The interval's upper end is the largest upper bound, over pairs of
+    placements, of the candidate's difference minus the reference's at its chosen pair: that difference is at most the
+    reference's gap, and one of the pairs is the candidate's gap. The lower end is likewise, with the models exchanged.
+    All three are medians over `SPLITS` splits into halves.
     """
     if candidate.shape[1] < 2:
         return 0.0, (-100.0, 100.0)
@@ -408,7 +410,7 @@ def gap_difference(
     old = np.asarray(reference, np.float64)
     rows = np.arange(len(new))
     found = []
-    # The halves are not independent: the noise of each decides what it chooses and what is seen at the other's choice.
+    # The halves are not independent: each half's noise affects both its own choice and the value at the other's choice.
     # That adds 2 / pi to the variance of a held-out gap. With more placements the largest bound is high enough.
     added = 2 / math.pi if new.shape[1] == 2 else 0.0
     for half in split_halves(len(new)):

@@ -26,7 +26,7 @@ def write_evidence(sweep: Sweep, predictions: Sequence[Prediction], learnt: Iter
     """Writes of these files those that a gate reads: the first three."""
     write_jsonl(out / PREDICTIONS_FILE, predictions)
     write_training_examples(out, learnt)
-    # Leave out the category fields where there is one gold document.
+    # Leave out the category fields if there is one gold document.
     write_json(out / SWEEP_FILE, sweep.model_dump(mode="json", exclude_defaults=True))
 
 

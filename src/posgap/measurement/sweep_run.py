@@ -50,8 +50,8 @@ from posgap.tasks.special_tokens import OF_ANY_MODEL, count_special
 from posgap.tasks.task_file import is_definition
 
 log = logging.getLogger(__name__)
-_UNANSWERED = 25  # prompts without an answer that end a sweep early, where there can be no figures any more
-_MORE_ANSWERS = {  # what to do where most prompts end so
+_UNANSWERED = 25  # unanswered prompts that end a sweep early, if figures are no longer possible
+_MORE_ANSWERS = {  # what to do if most prompts end so
     "failed": f"what was answered is kept: when the endpoint works again, {RESUMES}",
     "truncated": "give thoughts and answer more room: --max-thinking-tokens, --max-new-tokens",
 }
@@ -59,10 +59,10 @@ _MORE_ANSWERS = {  # what to do where most prompts end so
 
 @dataclass
 class SweepRun:
-    """One sweep: what to ask, what came back, and what it shows.
+    """One sweep: its settings, its answers, and its result.
 
     `predictions` go example by example, placement by placement, with all samples, and end with the baselines'.
-    `settings` and `builder` are those of the last try: `run` replaces them if thoughts do not end.
+    `settings` and `builder` belong to the last try: `run` replaces them if thoughts do not end.
     """
 
     settings: SweepSettings
@@ -162,9 +162,9 @@ class SweepRun:
 
         `opens` opens the generator if prompts are left; without it each try opens the settings' backend. If the first
         answers end within thoughts, `thinking_retries` say how to start again, or `UnfinishedThoughts` is raised.
-        Raises `PosgapError` early where an endpoint fails, or where so many answers are missing that there will be no
+        Raises `PosgapError` early if an endpoint fails, or if so many answers are missing that there will be no
         figures. Responses are kept beside the settings' `out` as they come; if `answers_are_there`, in files, all of
-        them, whatever they say.
+        them are kept, whatever they say.
         """
         retries: list[Retry] = []
         if on_unfinished_thoughts == "retry":
@@ -194,8 +194,8 @@ class SweepRun:
         self._score(completions)
 
     def take_over(self, earlier: Evidence) -> int:
-        """Keeps the answers of an earlier sweep of the first of these examples, so that they are not asked again, and
-        returns their number: 0 if that sweep asked another model, other examples or in another way."""
+        """Reuses an earlier sweep's answers to the first of these examples, and returns their number: 0 if that sweep
+        used another model, other examples or other settings."""
         known = earlier.sweep
         settings = self.settings
         number_of = {(at.positions, at.baseline): number for number, at in enumerate(self.all_placements)}
@@ -339,7 +339,8 @@ def open_once(access: ModelAccess, builder: TextPromptBuilder) -> OpensGenerator
 def list_placements(
     builder: TextPromptBuilder, n_docs: int, positions: Sequence[str] = (), shard: str = ""
 ) -> list[Placement]:
-    """Returns the placements of a sweep: those of `positions`, or all that the builder's prompts have; then a shard."""
+    """Returns the placements of a sweep: those of `positions`, or all that the builder's prompts have; a shard takes
+    its part."""
     placements = list(builder.fill.placements) if builder.fill else []
     return shard_of(placements or builder.task.choose_placements(n_docs, positions), shard)
 
@@ -356,7 +357,7 @@ def warn_of_sentences(examples: Sequence[AnyExample], metric: str) -> None:
 
 
 def _warn_of_special_tokens(examples: Sequence[AnyExample]) -> None:
-    """Warns of passages with special tokens, at which an endpoint's server may end the user's turn."""
+    """Warns of passages with special tokens, which may make an endpoint's server end the user's turn."""
     special = count_special(examples, OF_ANY_MODEL)
     if special["passages_with_special_tokens"]:
         log.warning(
@@ -369,7 +370,8 @@ def _warn_of_special_tokens(examples: Sequence[AnyExample]) -> None:
 def require_distractors(
     examples: Sequence[AnyExample], builder: TextPromptBuilder, placements: Sequence[Placement]
 ) -> None:
-    """Raises `PosgapError` if all prompts of every example hold only relevant documents; warns if those of some do."""
+    """Raises `PosgapError` if every prompt of every example holds only relevant documents; warns if that is so for some
+    examples."""
     if not builder.task.slots.of_any_number or builder.fill or len(placements) == 1:
         return
     alone = 0

@@ -116,7 +116,7 @@ class AppliedMitigation(Record):
 
     @property
     def phrase(self) -> str:
-        """Its name, with its settings where it has some."""
+        """The name, with the settings if it has some."""
         chosen = ", ".join(f"{name} {value}" for name, value in self.settings.items())
         return f"{self.name} ({chosen})" if chosen else self.name
 
@@ -188,7 +188,7 @@ class Sweep(Record):
     @model_validator(mode="before")
     @classmethod
     def _has_no_judge(cls, values: Any) -> Any:
-        """Refuses a sweep whose responses an older posgap had a model score: nothing here can score them again."""
+        """Refuses a sweep that an older posgap had a model score: its responses cannot be scored again here."""
         if isinstance(values, Mapping) and values.get("grading"):
             raise ValueError("grading: a judge scored it, which posgap no longer does; give the sweep that was judged")
         return values
@@ -245,7 +245,7 @@ class Sweep(Record):
 
     @property
     def named_shape(self) -> Shape | None:
-        """The shape, where position matters for certain; older sweeps have one without that."""
+        """The shape, if position certainly matters; older sweeps have one without that condition."""
         return self.shape if self.flatness.is_refuted else None
 
     @property
@@ -256,8 +256,8 @@ class Sweep(Record):
 
     @property
     def display_name(self) -> str:
-        """The model as a reader knows it: the last part of its name and, where it has one, the label beside it. A
-        pipeline calls each model's folder `out`, which is no name."""
+        """The model's name for readers: the last part of its name and, if it has one, the label. A pipeline calls each
+        model's folder `out`, which is no name."""
         name = last_name(self.model)
         if name == "out" and self.label:
             return self.label
@@ -277,8 +277,8 @@ class Sweep(Record):
             )
 
     def require_model_alone(self, where: object, instead: str) -> None:
-        """Raises `PosgapError` if it was asked by a mitigation, so that it says nothing of the model alone, or if
-        an application answered; it names `where` the sweep is and what to do `instead`."""
+        """Raises `PosgapError` if a mitigation was used, since the sweep then does not measure the model alone, or if
+        an application answered. The message names `where` the sweep is and what to do `instead`."""
         self.require_model(where)
         if self.mitigation:
             raise PosgapError(

@@ -43,6 +43,6 @@ def text_curve(sweep: Sweep) -> str:
 
 
 def _bar(accuracy: float) -> str:
-    """A bar of `WIDTH` characters whose filled part, to an eighth of a character, is the accuracy."""
+    """Returns a bar of `WIDTH` characters that is filled to the accuracy, to an eighth of a character."""
     whole, eighths = divmod(round(8 * WIDTH * accuracy / 100), 8)
     return (_EIGHTHS[8] * whole + _EIGHTHS[eighths] * (eighths > 0)).ljust(WIDTH)

@@ -1,5 +1,5 @@
-"""What becomes of work whose first answers end within thoughts: a sweep asks the model otherwise, and says how; what
-needs answers as a sweep's were, a teacher or a comparison of mitigations, ends."""
+"""Handles work whose first answers end within thoughts. A sweep changes its settings and says how; a teacher or a
+comparison of mitigations, which need answers made like a sweep's, stop."""
 
 import logging
 import re
@@ -13,13 +13,13 @@ from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 
 log = logging.getLogger(__name__)
-LOOK = 8  # first answers, of which half must end within thoughts
-SWITCH = "enable_thinking"  # the argument by which chat templates of Qwen3, SmolLM3, GLM and others turn thinking off
-BUDGET, MIN_BUDGET = 2048, 256  # tokens of thoughts where nothing turns them off; with fewer few models come to an end
+LOOK = 8  # first answers; half of them must end within thoughts
+SWITCH = "enable_thinking"  # the argument that turns thinking off in chat templates of Qwen3, SmolLM3, GLM and others
+BUDGET, MIN_BUDGET = 2048, 256  # tokens of thoughts if thinking cannot be turned off; few models finish with fewer
 
 
 class UnfinishedThoughts(PosgapError):
-    """The first answers end within thoughts, at the limit of tokens; `seen` says of how many."""
+    """The first answers end within thoughts, at the token limit; `seen` says how many."""
 
     def __init__(self, seen: str):
         super().__init__(
@@ -30,7 +30,7 @@ class UnfinishedThoughts(PosgapError):
 
 
 class Retry(NamedTuple):
-    """How a model is asked whose thoughts did not end: the changed parameter, what makes prompts then, and words."""
+    """How to ask a model again if its thoughts did not end: the changed parameter, a new prompt builder, and words."""
 
     changed: dict[str, Any]
     builder: TextPromptBuilder
@@ -65,10 +65,10 @@ class FirstThoughts:
 
 
 def thinking_retries(builder: TextPromptBuilder, example: AnyExample, placement: Placement) -> Iterator[Retry]:
-    """In which other ways a model can be asked whose thoughts do not end: first without any, where a switch of its chat
-    template is known, then with a limit of their own, as far as the context has room for it.
+    """Returns other ways to ask a model whose thoughts do not end: first without thoughts, if its chat template has a
+    known switch; then with a limit on thoughts, if the context has room for it.
 
-    There are none if somebody has decided on the model's thoughts.
+    There are none if the user has set the model's thinking.
     """
     if _is_decided(builder):
         return
@@ -98,8 +98,8 @@ def _has_switch(builder: TextPromptBuilder) -> bool:
 
 
 def _room(builder: TextPromptBuilder, example: AnyExample, placement: Placement) -> int:
-    """The tokens that thoughts can have: at most `BUDGET`, and of a model's context a part that other prompts, which
-    may be somewhat longer than this one, leave."""
+    """Returns the tokens available for thoughts: at most `BUDGET`, and within the model's context, with a margin for
+    prompts somewhat longer than this one."""
     if not isinstance(builder, PromptBuilder):
         return BUDGET
     tokens = builder.fill.tokens if builder.fill else round(1.1 * len(builder.prompt(example, placement).token_ids))

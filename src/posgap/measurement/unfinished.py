@@ -1,4 +1,4 @@
-"""The answers of a sweep under way, so that one that is interrupted goes on where it was."""
+"""Keeps the answers of a sweep under way, so that an interrupted sweep resumes."""
 
 import json
 from pathlib import Path
@@ -27,12 +27,12 @@ class _Answer(Record):
 
 
 class Unfinished:
-    """Completions by (index of the example, number of the prompt among the example's), with their token ids or without,
-    and what an endpoint has said of itself with them.
+    """Completions by (index of the example, number of the prompt among the example's), with or without token ids, and
+    with an endpoint's statements about itself.
 
     Each is appended to a file when it arrives. The file's name in `folder` is made of `identity`, so its completions
-    belong to the same prompts and model. A line that an interruption cut off is dropped, and so is all that follows a
-    damaged one. Prompts that failed are read as if they had never been asked, so that they are asked again.
+    belong to the same prompts and model. Drops a line that an interruption cut off, and everything after a damaged
+    line. Failed prompts are read as if they had never been sent, so they are retried.
     """
 
     def __init__(self, folder: Path, identity: dict, token_ids: bool = False):
