@@ -37,7 +37,7 @@ def _mmlu(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
 
     Either `question, choices[], answer` with the index of the right one, from 0 (`cais/mmlu` on the hub), or the
     authors' CSV files, which have a question, four options and the letter of the right one in a row, and no header. A
-    question whose right option stands among the wrong ones too is yielded as None.
+    question is yielded as None if its right option is among the wrong ones too.
     """
     for number, row in rows:
         if number == 1 and isinstance(row, Mapping) and row.get("question") == "question":
@@ -117,9 +117,9 @@ class _RewardBenchRow(BaseModel):
 
 def _reward_bench(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
     """Yields (row, example) of RewardBench (Lambert et al. 2024), `prompt, chosen, chosen_model, rejected,
-    rejected_model`, or of RewardBench 2 (Malik et al. 2025), where `chosen` and `rejected` are lists.
+    rejected_model`, or of RewardBench 2 (Malik et al. 2025), which has lists in `chosen` and `rejected`.
 
-    A row with several chosen answers, as those of the subset Ties, has no single best one, and is yielded as None.
+    A row with several chosen answers, as in the subset Ties, has no single best one, and is yielded as None.
     """
     for number, row in rows:
         item = parse_as(_RewardBenchRow, row, f"{name}:{number}")
@@ -139,8 +139,8 @@ class _Comparison(BaseModel):
 
 
 def _comparisons(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
-    """Yields (row, example) of answers that were compared: `question`, `answers[]` or `response_a, response_b, ...`,
-    and as `label` the letter of the preferred one, or `tie`, for which None is yielded."""
+    """Yields (row, example) of compared answers: `question`, `answers[]` or `response_a, response_b, ...`, and as
+    `label` the letter of the preferred one, or `tie`, which yields None."""
     columns = [f"response_{letter}" for letter in LETTERS.lower()]
     for number, row in rows:
         item = parse_as(_Comparison, _in_list(row, "answers", columns), f"{name}:{number}")
@@ -159,7 +159,7 @@ def _comparisons(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
 
 
 def _in_list(row: Any, field: str, columns: Iterable[str]) -> Any:
-    """A row in whose `field` stand the items that have a column each; blank ones behind the last are none."""
+    """Returns a row with the items, one per column, collected in `field`; blank ones after the last are dropped."""
     if not isinstance(row, Mapping) or field in row:
         return row
     items = [row[name] for name in columns if name in row]
@@ -194,9 +194,9 @@ def _choice_example(id: str, question: str, gold: tuple[str, str], others: Itera
 class Layout(NamedTuple):
     """A public layout of questions with items to choose from.
 
-    `examples(rows, name)` yields (number, example) of the (number, row) of what `name` names, None for an example that
-    is `left_out`, whose reason follows "left out 3". A row has all fields of one of the sets of `fields`. `columns`
-    name those of a CSV file without a header.
+    `examples(rows, name)` yields (number, example) for each (number, row) of the file or table `name`; the example is
+    None if it is `left_out`, which completes "left out 3". A row has all fields of one of the sets of `fields`.
+    `columns` names the columns of a CSV file without a header.
     """
 
     examples: Callable[[Rows, str], Iterator[tuple[int, Example | None]]]

@@ -82,7 +82,7 @@ def relevance(question: str, documents: Sequence[Document]) -> list[float]:
 
 
 def spell_bigrams(text: str) -> str:
-    """A text in which the letters of scripts without spaces stand in pairs, which BM25 takes for words."""
+    """Returns a text with the letters of scripts without spaces in pairs, which BM25 takes for words."""
     import regex
 
     def pairs(run: "regex.Match[str]") -> str:
@@ -94,7 +94,8 @@ def spell_bigrams(text: str) -> str:
 
 
 def _bm25(documents: Sequence[Document]) -> Callable[[str], np.ndarray]:
-    """What scores each of these documents `[n_docs]` for a question; all 0 where they have no word, or it has none."""
+    """Returns a function that scores each of these documents `[n_docs]` for a question; all scores are 0 if the
+    documents or the question have no words."""
     import bm25s
 
     texts = [spell_bigrams(f"{document.title} {document.text}") for document in documents]

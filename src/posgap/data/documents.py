@@ -15,7 +15,7 @@ from posgap.foundation.files import parse_as, read_rows
 from posgap.tasks.examples import Document, Example, Texts
 
 PARTS = 20  # of a document, as many as a prompt has documents unless somebody says otherwise
-# Where a text may be cut, the best first: between paragraphs, sentences and words.
+# Where a text may be cut, the best place first: between paragraphs, sentences and words.
 _BORDERS = (r"\n\s*\n", r"(?<=[.!?])\s+", r"\s+")
 
 
@@ -28,11 +28,11 @@ class _QuotedQuestion(BaseModel):
 
 
 def read_documents(path: Path) -> Iterator[tuple[int, Example]]:
-    """Yields (row, example) of a table with `question, answer, file, quote`, which lies in the folder of the files.
+    """Yields (row, example) of a table with `question, answer, file, quote`, in the same folder as its files.
 
-    A file is text or Markdown in UTF-8. It is cut into about 20 parts of equal length, but never within the quote,
-    whose part is the gold document. The distractors are the parts behind it, and then those before it: turned as a
-    ring they are the text in its own order. Raises `PosgapError` that names the row, and what is wrong with it.
+    A file is text or Markdown in UTF-8. It is cut into about 20 parts of equal length, but never within the quote; the
+    quote's part is the gold document. The distractors are the parts after it, and then those before it: rotated, they
+    are the text in its own order. Raises `PosgapError` that names the row and what is wrong with it.
     """
     folder = path.parent.resolve()
 
@@ -58,10 +58,10 @@ def read_documents(path: Path) -> Iterator[tuple[int, Example]]:
 
 
 def split_around(text: str, quote: str) -> tuple[list[str], int]:
-    """The parts of a text, in its order, and the index of that which holds the quote.
+    """Returns the parts of a text, in its order, and the index of the part with the quote.
 
-    White space in the quote may differ from the text's. Raises `PosgapError` if the quote does not stand in the
-    text, or more than once, or if there are no two parts.
+    White space in the quote may differ from the text's. Raises `PosgapError` if the text does not contain the quote, or
+    more than once, or if there are no two parts.
     """
     pattern = r"\s+".join(re.escape(word) for word in quote.split())
     found = [match.span() for match in re.finditer(pattern, text)]

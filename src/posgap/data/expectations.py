@@ -87,8 +87,8 @@ def _prompt_tokens(example: AnyExample, builder: PromptBuilder, placement) -> in
 def expectations(
     n_docs: int, longest_prompt: int, n_gold: int = 1, all_items: bool = False, of_any_number: bool = False
 ) -> list:
-    """The expectations, in the order in which failures are reported; `all_items` says that a prompt is to have all
-    items of its example. Examples have `n_gold` gold documents, or any number."""
+    """Returns the expectations, in the order of reporting failures; `all_items` says that a prompt must have all items
+    of its example. Examples have `n_gold` gold documents, or any number."""
     import great_expectations.expectations as gxe
 
     between = gxe.ExpectColumnValuesToBeBetween

@@ -17,7 +17,7 @@ from posgap.foundation.retries import RetryPolicy, TransientError, Waits, retryi
 log = logging.getLogger(__name__)
 SECONDS = 60.0  # how long an answer may take to begin, and a download may pause
 BYTES_PER_SECOND = 20_000  # below this rate a download fails
-_AS_IT_IS = {"Accept-Encoding": "identity"}  # checksums are of files as they are
+_AS_IT_IS = {"Accept-Encoding": "identity"}  # checksums are of unmodified files
 RETRY_POLICY = RetryPolicy(tries=4, longest_wait=10)
 
 

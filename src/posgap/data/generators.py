@@ -42,11 +42,10 @@ class QAParameters(Parameters):
 class Generator:
     """One kind of data that `data make` writes, a choice as foundation/registry.py describes.
 
-    `make` yields examples, or raises `PosgapError`. It is called with the options that the kind takes, by name: those
-    of `parameters`, `seed`, `n_docs`, which says how many `items` an example has, and `n_examples`, unless not
-    `counted`. Equal options make equal examples. `usual`, `least` and `most` say how many items are made where `n_docs`
-    is not given, and may be. `rows` yields what is written instead of examples, where a kind has the layout of a public
-    file.
+    `make` yields examples, or raises `PosgapError`. It is called with the options of this kind, by name: those of
+    `parameters`, `seed`, `n_docs` (the number of `items` of an example), and `n_examples`, unless not `counted`. Equal
+    options make equal examples. `usual`, `least` and `most` are the default, smallest and largest `n_docs`. `rows`
+    yields what is written instead of examples, if a kind has the layout of a public file.
     """
 
     name: str
@@ -61,12 +60,12 @@ class Generator:
     rows: Callable[..., Iterator[dict]] | None = None
 
     def takes(self) -> list[str]:
-        """The names of the options that this kind takes, beside those that say where its file goes."""
+        """The names of the options of this kind, besides those that place its file."""
         shared = ["seed", "n_docs"] + ["n_examples"] * self.counted
         return list(dict.fromkeys([*shared, *self.parameters.model_fields]))
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The values by name with which `make` is called: those that are given, of those it takes, and the defaults.
+        """Returns the arguments of `make` by name: the given ones that this kind takes, and the defaults.
 
         Raises `PosgapError` for more or fewer documents than it makes.
         """

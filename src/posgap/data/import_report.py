@@ -10,19 +10,18 @@ from posgap.tasks.examples import RankedExample
 from posgap.tasks.metrics import holds_answer
 
 log = logging.getLogger(__name__)
-METRIC = "answer_words"  # by which a passage of a log holds an answer
+METRIC = "answer_words"  # finds whether a passage of a log holds an answer
 _FEW = 3  # questions: fewer say nothing of a log
 
 
 @dataclass
 class ImportReport:
-    """What became of a log's questions.
+    """The result of reading a log's questions.
 
-    Counts questions that were left out, by reason; those in which the log left something open; and those whose relevant
-    passages are told by id, label or answer. Counts passages that are `relevant`, others that hold an answer
-    (`answering`), and how many of those were `dropped`. `elsewhere` counts questions, of those `told` by ids or labels
-    whose answer some passage holds, in which no relevant one does. `taken_for` says in words what the log was taken
-    for.
+    Counts the omitted questions, by reason; the questions that the log leaves ambiguous; and those whose relevant
+    passages were found by id, label or answer. Counts the `relevant` passages, the other passages that hold an answer
+    (`answering`), and how many of those were `dropped`. Of the questions `told` by ids or labels with an answer in some
+    passage, `elsewhere` counts those with no answer in a relevant one. `taken_for` says in words how the log was read.
     """
 
     left_out: Counter[str] = field(default_factory=Counter)
@@ -36,7 +35,7 @@ class ImportReport:
     elsewhere: int = 0
 
     def summary_lines(self) -> list[str]:
-        """The counts in words, but for what was left open."""
+        """The counts in words, except what the log leaves ambiguous."""
         lines = []
         if self.left_out:
             lines.append("left out " + ", ".join(f"{number} {why}" for why, number in self.left_out.items()))
@@ -50,7 +49,7 @@ class ImportReport:
         return lines
 
     def log_summary(self, name: str) -> None:
-        """Logs how the file `name` was read, with all counts, and warns of what it leaves open."""
+        """Logs how the file `name` was read, with all counts, and warns of ambiguities."""
         out = self.left_out.total()
         kept = self.relevance.total()
         for line in (*self.taken_for, *self.summary_lines()):

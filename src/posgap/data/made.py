@@ -10,10 +10,10 @@ from posgap.tasks.task import Task
 
 
 def made_examples(task: Task, n_examples: int, n_docs: int, seed: int) -> Iterator[AnyExample]:
-    """Yields examples of `n_docs` documents like those that `posgap data make` writes for this task.
+    """Yields examples of `n_docs` documents as `posgap data make` writes them for this task.
 
-    Equal arguments give equal examples. Raises `PosgapError` if there is no synthetic data for the task, or none
-    with so many documents.
+    Equal arguments give equal examples. Raises `PosgapError` if the task has no synthetic data, or none with this
+    number of documents.
     """
     if not task.synthetic:
         raise PosgapError(f"task {task.name}: there is no synthetic data for it; give examples by --examples")

@@ -1,7 +1,7 @@
 """Readers of the public formats and of a user's own, which yield (line, example).
 
-The gold documents of a two-hop example are [first hop, second hop]. A question that lacks the gold documents of its
-format is yielded as None, so that the caller can count it.
+The gold documents of a two-hop example are [first hop, second hop]. A question that lacks its format's gold documents
+is yielded as None, so that the caller can count it.
 """
 
 import html
@@ -39,11 +39,11 @@ def read_litm_kv(
 def litm_kv_examples(
     row: dict, where: str, line: int, key_digits: int = 0, value_digits: int = 0, queries: int = 1, seed: int = 0
 ) -> Iterator[KVExample]:
-    """Yields the examples of one line of that file; errors say `where` it stands.
+    """Yields the examples of one line of that file; errors name the line as `where`.
 
     `key_digits` and `value_digits` cut each key and value to its first characters (0: whole). If cut keys are equal,
     only the first of their records is kept, or the queried one if it is among them. `queries` makes that many examples
-    of each line: one that asks for the line's own key, and others whose keys are drawn with `seed`.
+    of each line: one asks for the line's own key, the others for keys drawn with `seed`.
     """
     item = parse_as(_KeyValues, row, where)
     records = item.ordered_kv_records
@@ -161,7 +161,7 @@ def read_own(path: Path) -> Iterator[tuple[int, Example | None]]:
     """Yields (line, example) of a user's file: `question, answers, documents[{text, title, gold}]`.
 
     `gold` is true on the gold document, or 1 and 2 on those of the first and second hop; `title` and the line's `id`
-    may be left out. docs/formats.md describes the format.
+    are optional. docs/formats.md describes the format.
     """
     for number, row in read_rows(path):
         item = parse_as(_Own, row, f"{path}:{number}")
@@ -221,11 +221,11 @@ class _Musique(BaseModel):
 def read_hotpotqa(path: Path) -> Iterator[tuple[int, Example | None]]:
     """Yields (item, example) of HotpotQA's distractor file, or of 2WikiMultiHopQA's.
 
-    The file is a JSON array, or lines, of `question, answer, type, supporting_facts[[title, sentence]],
-    context[[title, [sentence]]]`; the last two may be dicts of lists. The second hop of a chain is the gold paragraph
-    that holds the answer, if only one of the two does. Otherwise, and in comparisons, the hops are in the order of
-    the supporting facts. A question of whose gold paragraphs one is missing, as in the fullwiki file, or cannot be told
-    from others of its title, is yielded as None. Raises `PosgapError` that names line and field if the schema is wrong.
+    The file is a JSON array, or lines, of `question, answer, type, supporting_facts[[title, sentence]], context[[title,
+    [sentence]]]`; the last two may be dicts of lists. The second hop of a chain is the gold paragraph that holds the
+    answer, if only one of the two does. Otherwise, and in comparisons, the hops are in the order of the supporting
+    facts. A question is yielded as None if one of its gold paragraphs is missing, as in the fullwiki file, or shares
+    its title with others. Raises `PosgapError` that names line and field if the schema is wrong.
     """
     for number, row in read_rows(path):
         item = parse_as(_Hotpot, row, f"{path}:{number}")
@@ -286,7 +286,7 @@ def read_musique(path: Path) -> Iterator[tuple[int, Example | None]]:
 def _build_example(
     name: str, question: str, answers: list[str], documents: list[Document], gold: Sequence[int]
 ) -> Example | None:
-    """Builds the example whose gold documents are these indices, in the order of reasoning; None without any."""
+    """Builds the example with the gold documents at these indices, in the order of reasoning; None without any."""
     if not gold:
         return None
     others = [document for i, document in enumerate(documents) if i not in gold]

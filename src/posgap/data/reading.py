@@ -24,11 +24,10 @@ def examples_file(path: Path) -> Path:
 def read_examples(path: Path, report: ImportReport | None = None) -> list[AnyExample]:
     """Reads examples from a `.jsonl` or `.jsonl.gz` file, or from the folder of `validate`.
 
-    They may stand in a table too (`posgap.foundation.rows`). If the rows are of a retrieval log or a trace, they are
-    read as `posgap.data.retrieval_logs` says; those of options or judged answers as `posgap.data.choice_files` does.
-    What a log was taken for goes to `report`, or is logged.
-    Raises `PosgapError` that names the line, and the field if the schema is wrong, or both lines if two examples have
-    the same id.
+    They may also be a table (`posgap.foundation.rows`). Rows of a retrieval log or a trace are read as
+    `posgap.data.retrieval_logs` says; rows of options or judged answers as `posgap.data.choice_files` says. How a log
+    was read goes to `report`, or is logged. Raises `PosgapError` that names the line, and the field if the schema is
+    wrong, or both lines if two examples have the same id.
     """
     return [example for _, example in numbered_examples(path, report)]
 
@@ -56,7 +55,7 @@ def task_of_examples(path: Path) -> str:
     try:
         _, row = next(read_rows(file), (0, {}))
     except PosgapError:
-        return ""  # which is said where the examples are read
+        return ""  # the reader of the examples reports it
     is_retrieved = is_log(row, bool(kind_of_table(file))) or kind_of(row) is RankedExample
     return "rag" if row and is_retrieved and not layout_of(row) else ""
 
@@ -68,8 +67,9 @@ def _parsed_lines(file: Path, report: ImportReport | None = None) -> Iterator[tu
 def rows_as_examples(
     rows: Iterable[tuple[int, Mapping[str, Any]]], name: str, table: bool = False, report: ImportReport | None = None
 ) -> Iterator[tuple[int, AnyExample]]:
-    """Yields (number, example) of (number, row) of what `name` names: examples, a retrieval log, or public rows with
-    items to choose from, which the first row decides. Of a `table`, rows that are no examples are of a log."""
+    """Yields (number, example) for each (number, row) of the file or table `name`: examples, a retrieval log, or public
+    rows with items to choose from. The first row decides which. In a `table`, rows that are no examples belong to a
+    log."""
     numbered = iter(rows)
     for first in numbered:
         everything = chain([first], numbered)

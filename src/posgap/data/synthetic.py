@@ -79,7 +79,7 @@ def needle_examples(n_examples: int, n_docs: int, facts: int, digits: int, seed:
 
 
 def place_names(rng: random.Random, number: int) -> list[str]:
-    """So many invented places, all different."""
+    """Returns this number of invented places, all different."""
     places: dict[str, None] = {}
     while len(places) < number:
         name = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(rng.randint(2, 3)))
@@ -143,9 +143,9 @@ def animal_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Example
     """Yields examples of `n_docs` sentences, each about another animal; the question asks for one of them.
 
     Sentences name the animals themselves or, in half of the examples, their young, like foal for horse. Their lengths
-    differ, and say nothing of what is right. All examples are different, and none has the right sentence of another
-    until all of these have been drawn. Equal arguments give equal examples. Raises `PosgapError` if there are too
-    few animals, or too few different examples.
+    differ, and do not give away the right one. All examples are different, and no right sentence is reused until all
+    have been drawn. Equal arguments give equal examples. Raises `PosgapError` if there are too few animals, or too few
+    different examples.
     """
     if not 2 <= n_docs <= len(YOUNG):
         raise PosgapError(f"n_docs={n_docs}: there are sentences about 2 to {len(YOUNG)} animals")

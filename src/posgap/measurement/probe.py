@@ -128,8 +128,8 @@ class Probe:
         with; empty if there are none, or if more responses begin with a right answer. It tells a preamble if no answer
         is right.
 
-        A repeated response, as at two placements of one question, counts once, so that its answer is not taken for a part
-        of the preamble. If there is no other response, its copies count.
+        A repeated response, as at two placements of one question, counts once, so that its answer is not taken for a
+        part of the preamble. If there is no other response, its copies count.
         """
         others = [each.text for each in self.responses if each.answer_after != 0]
         if len(others) < 2 or len(others) <= self.at_once:

@@ -155,9 +155,9 @@ def generate_resumably(
     They are kept beside the settings' `out` as they come, with or without token ids; an interrupted run's answers are
     reused. `on_completion` is called with every answer, those from before the interruption first, and may raise.
     `first_answers` (by default a new `FirstAnswers`) is called with the new ones. Without it, an endpoint gets only a
-    handful of prompts if its first answers show that the work is pointless. `title` names the work in progress messages. If an answer is
-    missing, `opens`, or the settings' backend, opens the generator. If `answers_are_there`, in files, nothing else is
-    asked: `PosgapError` says how many are missing, after all present ones are kept.
+    handful of prompts if its first answers show that the work is pointless. `title` names the work in progress
+    messages. If an answer is missing, `opens`, or the settings' backend, opens the generator. If `answers_are_there`,
+    in files, nothing else is asked: `PosgapError` says how many are missing, after all present ones are kept.
     """
     unfinished = Unfinished(work_folder(prompts.settings.out), prompts.identity(), token_ids)
     work = _ResumableWork(prompts, unfinished, title, on_completion, first_answers)

@@ -95,8 +95,8 @@ def _plain_text(text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _forms(text: str) -> tuple[tuple[str, ...], ...]:
-    """The words of a text with hyphens between letters for spaces; with such hyphens left out; and with the points of
-    abbreviations left out, where a word in capitals is another than that in small letters."""
+    """Returns the words of a text with spaces for hyphens between letters; without such hyphens; and without the points
+    of abbreviations, if a word in capitals differs from the same in small letters."""
     shown = compile_pattern(f"{_INVISIBLE}|{_VOWEL_SIGNS}").sub("", _plain_text(text))
     shown = compile_pattern(r"(?<=\p{Ll}\p{Ll})\.(?=\p{Lu})").sub(". ", shown)
     shown = compile_pattern(r"\b(\p{Lu})\. (?=\p{Lu}\.)").sub(r"\1.", shown)  # J. R. R. Tolkien
@@ -130,7 +130,7 @@ def _fold(text: str) -> str:
 
 
 def _number(written: str) -> str:
-    """A number as it is written everywhere: 12,500 and 12 500 as 12500, 1994.0 as 1994, 3,5 as 3.5."""
+    """Returns a number in its standard form: 12,500 and 12 500 as 12500, 1994.0 as 1994, 3,5 as 3.5."""
     if compile_pattern(r"-?\d+(?:\.\d{3}){2,}").fullmatch(written):
         return written.replace(".", "")
     plain = (

@@ -8,7 +8,7 @@ from posgap.tasks.examples import AnyExample, KVExample, RankedExample
 from posgap.tasks.metrics import holds_answer, normalize
 from posgap.tasks.task import Task
 
-MOST = 5.0  # percent of the examples in which a distractor may answer, where the position is to be judged
+MOST = 5.0  # percent of the examples in which a distractor may answer, if positions are to be judged
 
 
 def count_answering(examples: Iterable[AnyExample], metric: str, n_docs: int = 0) -> tuple[int, int]:
@@ -51,7 +51,7 @@ def _shared_beyond_chance(examples: list[KVExample]) -> int:
 
 
 def is_yes_or_no(example: AnyExample) -> bool:
-    """Whether yes or no is an answer, which no document contains word for word."""
+    """Returns whether an answer is yes or no, which no document contains word for word."""
     return not {"yes", "no"}.isdisjoint(map(normalize, example.answers))
 
 
@@ -63,8 +63,8 @@ def describe_answering(examples: Iterable[AnyExample], task: Task, n_docs: int) 
 
 
 def count_unjudged(examples: Iterable[AnyExample], task: Task, n_docs: int) -> int:
-    """Returns in how many examples a distractor of the prompt holds an answer, but for passages that somebody judged
-    not to answer, and items to choose from."""
+    """Returns the number of examples in which a distractor of the prompt holds an answer. Passages that were judged not
+    to answer, and items to choose from, do not count."""
     judged = {"id", "label"}
     unjudged = [each for each in examples if not (isinstance(each, RankedExample) and each.relevance in judged)]
     return 0 if task.slot_names else count_answering(unjudged, task.metric, n_docs)[0]

@@ -1,7 +1,7 @@
 """Tasks in which a model chooses one of the lettered items of a prompt, and how its choice is read: multiple-choice
-questions (`options`), and answers to be judged (`judge`).
+questions (`options`), and answers to judge (`judge`).
 
-A sweep puts every item at every letter once: the items are turned as a ring.
+A sweep puts every item at every letter once, by rotating the items.
 """
 
 import re
@@ -35,9 +35,9 @@ _ALONE = r"(?<![\w'])([A-Z])(?![\w'])"
 def chosen_letter(response: str) -> str:
     """The one letter that a response chooses; empty if it chooses none, or more than one.
 
-    A letter counts where it is set apart: as a verdict "[[B]]", as the whole first line, as what is said to be the
-    answer ("The answer is B"), at the beginning ("(B)", "B) Paris", "**B**"), in brackets, or as the only letter of the
-    first line that stands by itself. The first of these ways that names a letter at all decides.
+    A letter counts if it is set apart: as a verdict "[[B]]", as the whole first line, as the stated answer ("The answer
+    is B"), at the beginning ("(B)", "B) Paris", "**B**"), in brackets, or as the only letter that stands by itself in
+    the first line. The first of these ways that names a letter at all decides.
     """
     plain = unicodedata.normalize("NFKC", response).translate(_EMPHASIS).strip()
     line = plain.partition("\n")[0].strip()
@@ -50,7 +50,7 @@ def chosen_letter(response: str) -> str:
         chain.from_iterable(re.findall(_TWO, line)),
         re.findall(_AT_THE_BEGINNING, line),
         re.findall(_ENCLOSED, plain),
-        # "A" and "I" are words where another word follows.
+        # "A" and "I" are words if another word follows.
         re.findall(_ALONE, re.sub(r"\b[AI]\s+(?=[a-z])", "", line)),
     ]
     for letters in map(set, ways):
@@ -64,7 +64,7 @@ class Choosing(Task):
     """A task whose response names an item by its letter, or has its text for a first line.
 
     The question stands before the items, as is usual, since an item is read with it in mind; with the order "both" it
-    stands behind them once more.
+    is repeated after them.
     """
 
     slots: Slots = ROTATED

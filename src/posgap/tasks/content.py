@@ -42,12 +42,12 @@ def content_keys(examples: Iterable[AnyExample]) -> list[str]:
 
 
 def find_groups(examples: Iterable[AnyExample], contents: Iterable[str] = ()) -> list[list[str]]:
-    """Returns the groups, of two or more, of examples that hang together, as their contents in order. `contents` are
-    those of the examples, if you have them.
+    """Returns the groups, of two or more, of related examples, as their contents in order. `contents` are the examples'
+    contents, if you have them.
 
-    Two examples do that if they share a question with its answers, a gold document or a record, or if both do with a
-    third one: what a model makes of one says something of the others. Short documents and records, which agree by
-    chance, are no tie.
+    Two examples are related if they share a question with its answers, a gold document or a record, or if both are
+    related to a third: a model's answer to one tells something about the others. Short documents and records agree by
+    chance and do not count.
     """
     groups: dict[str, list[str]] = {}  # of each content, its group
     owners: dict[tuple, str] = {}
@@ -66,7 +66,7 @@ def find_groups(examples: Iterable[AnyExample], contents: Iterable[str] = ()) ->
 
 def _list_ties(example: AnyExample) -> Iterator[tuple]:
     """Yields what an example may share with others that hang together with it."""
-    # Other punctuation makes no other question.
+    # Differing punctuation does not make a different question.
     words = re.findall(r"\w+", _fold(example.question)) or [example.question]
     yield "question", " ".join(words), *sorted({_fold(answer) for answer in example.answers})
     documents = gold_texts(example)
@@ -90,24 +90,24 @@ def require_different(examples: Sequence[AnyExample]) -> None:
 
 
 def examples_digest(examples: Iterable[AnyExample], n_docs: int, shuffle: int = 0) -> str:
-    """sha256 of what these examples put into prompts of `n_docs` documents, in whatever order and file they stand; 0
-    stands for all that they have.
+    """Returns the sha256 of what these examples put into prompts of `n_docs` documents, independent of their order and
+    file; 0 stands for all their documents.
 
-    Here distractors count as they are, those of a prompt: harder ones make a harder question. A `shuffle` orders them
-    by the example's id.
+    Distractors count as they stand in the prompt: harder ones make a harder question. A `shuffle` orders them by the
+    example's id.
     """
     return digest_of(sorted(digest_of(_prompt_content(example, n_docs, shuffle)) for example in examples))
 
 
 def with_content_keys(examples: Iterable[AnyExample], contents: Iterable[str]) -> list[AnyExample]:
-    """Those of the examples whose content is one of `contents`."""
+    """Returns the examples whose content is one of `contents`."""
     contents = set(contents)
     return [example for example in examples if content_key(example) in contents]
 
 
 def refuse_shared(examples: Iterable[AnyExample], others: Iterable[AnyExample], where: Location, instead: str) -> None:
-    """Raises `PosgapError` if some of the examples `where` are among `others`, which evaluate; `instead` says what
-    to do on others."""
+    """Raises `PosgapError` if some of the examples `where` are among `others`, which evaluate; `instead` says how to
+    use other examples."""
     shared = with_content_keys(examples, content_keys(others))
     if shared:
         raise PosgapError(
@@ -123,7 +123,7 @@ def _prompt_content(example: AnyExample, n_docs: int, shuffle: int) -> list:
     documents = [{"title": title, "text": text} for title, text in gold + used]
     asked = [example.question, sorted(example.answers), len(gold), documents, example.id if shuffle else ""]
     if isinstance(example, RankedExample):
-        asked.append(_marks(example, n_docs - len(gold)))  # some stay where the retriever put them
+        asked.append(_marks(example, n_docs - len(gold)))  # some keep the retriever's place
     return asked
 
 

@@ -1,4 +1,4 @@
-"""Finds where documents stand in a prompt: their characters, and their tokens."""
+"""Finds the characters and the tokens of documents in a prompt."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -16,8 +16,8 @@ Span = tuple[int, int]
 def characters(worded: Callable[[Sequence[Document]], str], documents: Sequence[Document], position: int) -> Span:
     """The characters [start, end), in `worded(documents)`, of the document at `position`, counted from 1.
 
-    They are its title and text: the range in which the text differs from the same with an empty document, so the
-    task's way of writing documents need not be known.
+    They are its title and text: the range that differs if the document is empty. So this need not know how the task
+    writes documents.
     """
     whole = worded(documents)
     rest = worded([*documents[: position - 1], Document(title="", text=""), *documents[position:]])

@@ -1,7 +1,7 @@
 """Whether a response copies from its prompt instead of answering: repeats it, or lists candidates.
 
-Texts are compared by their pieces: words, groups of digits or of hex digits, and single signs, without white space. A
-tokenizer is not needed, so responses of endpoints are judged like those of a model on this machine.
+Texts are compared by their pieces: words, groups of digits or of hex digits, and single signs, without white space. It
+needs no tokenizer, so it judges responses of endpoints and of local models alike.
 """
 
 import re
@@ -27,8 +27,8 @@ class Copying(NamedTuple):
 
 
 def find_copying(prompt: Callable[[], str], response: str, answers: Sequence[str]) -> Copying:
-    """What a response copies of the prompt, where these answers are right. `prompt` makes its text, and is called only
-    where the response is long enough for an echo."""
+    """Returns what a response copies from the prompt, given the right answers. `prompt` makes its text, and is called
+    only if the response is long enough for an echo."""
     long_enough = len(pieces(response)) >= MIN_RUN
     said = named(response, answers)
     others: Others = "" if all(said) or not any(said) else "after" if said[0] else "before"
@@ -44,8 +44,8 @@ def pieces(text: str) -> list[str]:
 def is_echo(prompt: str, response: str, answers: Sequence[str]) -> bool:
     """Whether a response repeats the prompt at length.
 
-    That is where its longest run has at least `MIN_RUN` pieces more than the longest of the right answers that stand in
-    it: an answer is mostly a quotation, and is no echo.
+    It does if its longest run has at least `MIN_RUN` pieces more than the longest right answer within the run: an
+    answer is mostly a quotation, and is no echo.
     """
     said = pieces(response)
     if len(said) < MIN_RUN:

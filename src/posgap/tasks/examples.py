@@ -18,7 +18,7 @@ def _one_or_many(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-# Texts of which a file may write a single one as it is.
+# Texts that a file may write alone instead of in a list.
 Texts = Annotated[list[str], BeforeValidator(_one_or_many), Field(min_length=1)]
 
 
@@ -82,7 +82,7 @@ _DOCUMENTS = _LastDocuments()
 
 
 class Passage(Record):
-    """A passage that a retriever returned, with its score where that is known, and whether it is relevant."""
+    """A passage that a retriever returned, with its score, if known, and whether it is relevant."""
 
     title: str = ""
     text: str
@@ -97,7 +97,7 @@ class Passage(Record):
 
 
 def documents_of(passages: Iterable[Passage], relevant: bool) -> list[Document]:
-    """The documents of those passages that are relevant, or of those that are not, in their order."""
+    """Returns the documents of the relevant passages, or of the others, in their order."""
     return [passage.document for passage in passages if passage.relevant == relevant]
 
 

@@ -30,7 +30,7 @@ def _read_definition(value: Any) -> Any:
 
 
 def _as_text(value: Any) -> Any:
-    # KFP passes lists of numbers, in which whole numbers are floats.
+    # KFP passes lists of numbers with whole numbers as floats.
     return f"{value:.12g}" if isinstance(value, int | float) else value
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-DATE = "2024-07-26"  # today for templates: the day on which Llama 3.2's falls back where it is not told another
-SECONDS = 10.0  # in which a template makes a prompt
+DATE = "2024-07-26"  # today for templates: the date that Llama 3.2's assumes if it gets none
+SECONDS = 10.0  # limit for a template to make a prompt
 CHARACTERS = 1_000_000  # that a template may add to a prompt's text
 MEMORY = 1 << 30  # bytes that it may take while it makes one
 _OURS = {"messages": None, "tools": None, "documents": None, "add_generation_prompt": True}  # arguments always given
@@ -51,8 +51,8 @@ class Framing:
         return [*system, {"role": "user", "content": text}]
 
     def shown_settings(self, source: str = "") -> dict[str, Any]:
-        """All of it that prompts show, where they are made by the chat template of this `source`; empty if that is a
-        model's own and nothing else is asked for."""
+        """Returns the settings that prompts show, if the chat template with this `source` makes them; empty for a
+        model's own template with nothing else set."""
         day = DATE if "strftime_now" in source else ""
         parts = {"system": self.system, "template_args": dict(self.arguments), "date": day}
         return {name: part for name, part in parts.items() if part}
@@ -87,7 +87,7 @@ class ChatTemplate:
         self.ending = asked[len(asked) - common_beginning(asked[::-1], empty[::-1]) :]
 
     def __call__(self, text: str) -> str:
-        """The prompt that asks `text`, up to where the answer begins."""
+        """Returns the prompt that asks `text`, up to the start of the answer."""
         return self._render(self.framing.messages(text))
 
     def _with_system(self) -> str:
@@ -152,10 +152,11 @@ def _memory_bounded() -> Iterator[None]:
 
 
 def _environment() -> Any:
-    """transformers' sandbox for chat templates, where today is `DATE`, and where no power takes long to compute."""
+    """Returns transformers' sandbox for chat templates, with `DATE` as today and without powers that take long to
+    compute."""
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
-    # Of an empty template: that of ours would be compiled there, which computes what is constant in it.
+    # From an empty template: the sandbox would compute the constants of our template while compiling it.
     environment = _compile_jinja_template("").environment.overlay()
     environment.globals = {**environment.globals, "strftime_now": datetime.fromisoformat(DATE).strftime}
     environment.intercepted_binops = frozenset({"**"})

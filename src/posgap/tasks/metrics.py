@@ -1,4 +1,4 @@
-"""Metrics: a response's score from 0 to 1, where True counts as 1."""
+"""Metrics: each gives a response's score from 0 to 1; True counts as 1."""
 
 import string
 from collections import Counter
@@ -19,7 +19,7 @@ _ARTICLES = r"\b(a|an|the)\b"
 _SPACELESS = rf"{SPACELESS}|\p{{Katakana}}"
 _NUMBER = r"[-+−]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3})?|[-+−]?\.\d+"
 PATTERN_SECONDS = 1.0  # for a pattern that somebody wrote, on one response
-SENTENCE = 8  # words from which on an answer is a sentence
+SENTENCE = 8  # words that make an answer a sentence
 _FUNCTION_WORDS = {
     *("and", "are", "as", "at", "be", "been", "but", "by", "did", "do", "does", "for", "from", "had", "has", "have"),
     *("he", "her", "his", "if", "in", "into", "is", "it", "its", "of", "on", "or", "she", "so", "than", "that"),
@@ -61,7 +61,8 @@ def exact_match(response: str, answers: Sequence[str]) -> bool:
 def sub_exact_match(response: str, answers: Sequence[str]) -> bool:
     """sub_EM: the words of a normalised answer stand together in the normalised response.
 
-    Not within a word, so that the answer "A" is not in every response; in scripts without spaces, anywhere.
+    Parts of a word do not count, so that the answer "A" is not in every response; in scripts without spaces any place
+    counts.
     """
     for answer, simplified in _comparable(response, answers):
         for _ in _places(answer, simplified):
@@ -109,22 +110,22 @@ def contains_any(response: str, answers: Sequence[str]) -> bool:
 
 
 def sole_answer(response: str, answers: Sequence[str]) -> bool:
-    """Whether the response names an answer verbatim, and no other candidate of the prompt: see `named`.
+    """Returns whether the response names an answer verbatim, and no other candidate of the prompt: see `named`.
 
-    A copy of the prompt names other candidates too, or is cut within one, and so is never right. If the others are
-    not known (`answers` is a plain list), any response is right that names an answer.
+    A copy of the prompt names other candidates too, or ends within one, and so is never right. If the others are
+    unknown (`answers` is a plain list), any response that names an answer is right.
     """
     said = named(response, answers)
     return bool(said) and all(said)
 
 
 def named(response: str, answers: Sequence[str]) -> list[bool]:
-    """Whether each candidate that the response names is right, in the order in which it names them.
+    """Returns for each candidate that the response names whether it is right, in the response's order.
 
     Candidates are the answers and, if these are `RightAnswers`, the others. A candidate is named if the response has it
-    verbatim, in any case, not within a word. If one holds another ("New York", "York") the longer one is named. Another
-    candidate is also named if the response ends within it, after two characters or more: the token limit has cut a copy
-    of the prompt.
+    verbatim, in any case, not within a word. If one holds another ("New York", "York"), the longer one is named.
+    Another candidate is also named if the response ends within it, after two characters or more: the token limit has
+    cut a copy of the prompt.
     """
     return answers.named(response) if isinstance(answers, RightAnswers) else _find_named(response, answers, ())
 
@@ -158,7 +159,7 @@ def f1(response: str, answers: Sequence[str]) -> float:
 
 def share_of(response: str, answers: Sequence[str]) -> float:
     """Returns the share of the answers that the response contains, by sub_EM; meant for answers that are parts of one,
-    not wordings."""
+    not alternative wordings."""
     return sum(sub_exact_match(response, [answer]) for answer in answers) / len(answers) if answers else 0.0
 
 
@@ -240,7 +241,7 @@ def _places(answer: str, response: str) -> Iterator[int]:
 
 
 def _cut_candidates(candidates: Iterable[str], text: str) -> Iterator[int]:
-    """Yields where each candidate begins within which the text ends."""
+    """Yields the start of each candidate that the end of the text cuts off."""
     ending = text[-_BEGUN:]
     for candidate in candidates:
         # Two characters of the text's end stand in few candidates, and only of these every prefix is tried.
@@ -290,8 +291,8 @@ class Metric:
     """A metric by name: `score(response, answers)` is from 0 to 1, and True counts as 1. The answers of a task are
     `RightAnswers`, so that a metric can look at the other candidates too.
 
-    `right_after` says from where on a response that has the task's only form is right: its "answer", whatever follows,
-    or its "end". Without it responses have to be generated to be scored. What stands behind a string of `stop`, the
+    `right_after` says when a response in the task's only form is already right: after its "answer", whatever follows,
+    or at its "end". Without it responses have to be generated to be scored. What stands behind a string of `stop`, the
     first after other text, changes no score. `of_parts` says that the answers are parts of one, all required, instead
     of several wordings.
     """

@@ -14,7 +14,7 @@ CATEGORIES = ("connected", "disconnected", "reversed")
 class Placement:
     """The 1-based positions of the gold documents, in the order of `Example.gold`, and n.
 
-    A `baseline` has a name in place of positions: it says itself where the documents are.
+    A `baseline` has a name instead of positions: it places the documents itself.
     """
 
     positions: tuple[int, ...]
@@ -65,7 +65,8 @@ def category(positions: Sequence[int]) -> str:
 
 
 def in_order(categories: Iterable[str]) -> list[str]:
-    """The categories that there are, each once: those of pairs in the order of `CATEGORIES`, others as they come."""
+    """Returns the existing categories, each once: those of pairs in the order of `CATEGORIES`, others in their order of
+    appearance."""
     names = dict.fromkeys(name for name in categories if name)
     return sorted(names, key=lambda name: CATEGORIES.index(name) if name in CATEGORIES else len(CATEGORIES))
 
@@ -87,7 +88,7 @@ def spread_placements(n_docs: int, n_gold: int) -> list[Placement]:
 
 
 def swept_placements(n_docs: int, n_gold: int, chosen: Sequence[str] = ()) -> list[Placement]:
-    """The placements of a sweep: those chosen, written as text, or else those of `spread_placements`.
+    """Returns the placements of a sweep: the chosen ones, written as text, or else those of `spread_placements`.
 
     Raises `PosgapError` if a chosen placement is impossible or has another number of gold documents than the task.
     """

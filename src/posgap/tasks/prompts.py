@@ -32,8 +32,8 @@ class Prompt(NamedTuple):
 
 
 class Filler(Protocol):
-    """Decides what stands in prompts of `tokens`, those of the longest answer included, at each of its placements.
-    `length` is what somebody wrote for these tokens, like 4k or 25%."""
+    """Decides what fills prompts of `tokens`, the longest answer included, at each placement. `length` is the user's
+    text for these tokens, like 4k or 25%."""
 
     @property
     def length(self) -> str: ...
@@ -194,9 +194,9 @@ class PromptBuilder(TextPromptBuilder):
         return token_spans(token_offsets(self.tokenizer, self.chat, prompt.text, prompt.token_ids), found)
 
     def token_ids(self, text: str) -> list[int]:
-        """The token ids of a prompt's text, in the chat template if there is one.
+        """Returns the token ids of a prompt's text, in the chat template if there is one.
 
-        A special token that stands in the text, as a passage may have it, is read as the characters that it has.
+        A special token in the text, for example in a passage, is read as plain characters.
         """
         whole = self.chat(text) if self.chat else text
         if any(token in text for token in self.special):

@@ -31,8 +31,8 @@ def place_block(example: AnyExample, placement: Placement, shuffle: int = 0) -> 
 
 
 def place_best(example: AnyExample, placement: Placement, shuffle: int = 0, alone: bool = False) -> list[Document]:
-    """The relevant passage that was ranked highest at the position, and all others in the retriever's order, further
-    relevant ones among them; where it is `alone`, these are left out and the prompt is filled with others."""
+    """Returns the relevant passage with the highest rank at the position, and all others, relevant ones too, in the
+    retriever's order. If it is `alone`, the other relevant ones are left out and more others fill the prompt."""
     passages = prompt_passages(example, placement.n_docs, alone)
     marks = [passage.relevant for passage in passages]
     best = passages.pop(marks.index(True))
@@ -87,7 +87,7 @@ RAG = replace(
     QA,
     name="rag",
     metric="answer_words",
-    base_stop=("\n",),  # behind which a model without a chat template goes on to questions of its own
+    base_stop=("\n",),  # after it a model without a chat template invents questions
     help="a question with the passages that a retriever returned, the relevant ones moved together",
     slots=Slots(place_block, of_any_number=True, as_given=as_retrieved),
 )

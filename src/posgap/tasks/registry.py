@@ -1,4 +1,5 @@
-"""The tasks that users choose: by name posgap's own and those of installed packages, and by a file their own."""
+"""Lists the tasks that users choose: posgap's own and those of installed packages by name, and the user's own by
+file."""
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.registry import Registry

@@ -43,9 +43,9 @@ def read_responses(path: Path) -> list[Response]:
 def at_one_placement(responses: Sequence[Response], seed: int) -> list[Response]:
     """Keeps each example's responses at one placement, in their order.
 
-    If the teacher answered an example at several placements, one of those at which it was right is drawn, or, where
-    it was right at none, one of all. The draw depends on the example's content and on `seed` alone, so that other
-    examples, and how many of them there are, do not change it.
+    If the teacher answered an example at several placements, one of those with a right answer is drawn, or any of them
+    if none is right. The draw depends only on the example's content and on `seed`, so other examples, and their number,
+    do not change it.
     """
     by_content: dict[str, list[Response]] = {}
     for response in responses:
@@ -58,7 +58,7 @@ def at_one_placement(responses: Sequence[Response], seed: int) -> list[Response]
 
 
 def require_prompts(path: Path, digest: str) -> None:
-    """Raises `PosgapError` if the folder's responses answer other prompts than those of this digest."""
+    """Raises `PosgapError` if the folder's responses answer prompts with another digest."""
     file = path / TEACHER_FILE
     if file.is_file() and read_object(file).get("prompts", digest) != digest:
         raise PosgapError(
@@ -68,7 +68,7 @@ def require_prompts(path: Path, digest: str) -> None:
 
 
 def describe_poor_teacher(path: Path) -> str:
-    """A line where the teacher of this folder is often wrong, or its answers are often cut; else empty."""
+    """Returns a line if this folder's teacher is often wrong, or its answers are often cut; else empty."""
     file = path / TEACHER_FILE
     if not file.is_file():
         return ""

@@ -16,8 +16,8 @@ def json_records(documents: Sequence[Document]) -> str:
 
 
 def short_answer(response: str) -> str:
-    """A response that is short enough for an answer, whatever stands before that; else its first line if that is, or
-    else nothing."""
+    """Returns a response that is short enough for an answer, whatever precedes it; else its first line if that is short
+    enough; else nothing."""
     line, *_ = response.strip().splitlines() or [""]
     short = (text for text in (response.strip(), line) if len(text.split()) <= MAX_WORDS)
     return next(short, "")

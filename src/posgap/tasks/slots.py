@@ -13,7 +13,7 @@ def insert_gold(example: AnyExample, placement: Placement, shuffle: int = 0) -> 
     """The n documents of a prompt, with the gold documents at the placement's positions.
 
     Distractors have the same order at every placement, so that two prompts of one example differ only in the gold
-    documents' positions. That is the example's order, or, for a `shuffle` other than 0, a random order with that seed.
+    documents' positions. Their order is the example's, or, for a `shuffle` other than 0, a random order with that seed.
     Raises `PosgapError` if the example has too few documents for the placement.
     """
     gold = example.gold
@@ -35,10 +35,10 @@ def insert_gold(example: AnyExample, placement: Placement, shuffle: int = 0) -> 
 
 
 def rotate_items(example: AnyExample, placement: Placement, shuffle: int = 0) -> list[Document]:
-    """The n items of a prompt, turned as a ring until the one that matters is at the placement's position.
+    """Returns the n items of a prompt, rotated until the item that matters is at the placement's position.
 
-    So every item stands in every slot once where all positions are swept, and an item that attracts is no preference
-    for a slot. `shuffle` and errors are those of `insert_gold`.
+    So a sweep of all positions puts every item in every slot once, and an attractive item does not look like a
+    preference for a slot. `shuffle` and errors are as in `insert_gold`.
     """
     first = insert_gold(example, Placement((1,) * len(placement.positions), placement.n_docs), shuffle)
     turns = placement.positions[0] - 1
@@ -58,9 +58,9 @@ class Slots:
     """How the items of an example take the slots of a prompt.
 
     `arrange(example, placement, shuffle)` says which item stands in each slot. `swept(n_docs, n_gold)` are a sweep's
-    default placements. `category(positions)` is the group in which a placement is shown, empty if there is only one. A
-    position can stand for a group `of_any_number` of gold documents. `as_given(example, n_docs)` is the order that the
-    data came in; None if there is none.
+    default placements. `category(positions)` is the group that a placement is shown in, empty if there is only one. A
+    position can stand for a group `of_any_number` of gold documents. `as_given(example, n_docs)` is the data's original
+    order; None if there is none.
     """
 
     arrange: Callable[[AnyExample, Placement, int], list[Document]]

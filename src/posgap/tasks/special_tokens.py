@@ -1,4 +1,4 @@
-"""Passages in which a token stands that ends a turn of a chat, or begins one: a model may take it at its word."""
+"""Finds passages with a token that ends or begins a chat turn: a model may obey it."""
 
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
@@ -8,7 +8,8 @@ from posgap.tasks.examples import AnyExample
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Of an endpoint's tokenizer nobody knows them: those of Qwen, Llama, Mistral, Gemma, Phi, DeepSeek and Command R.
+# An endpoint's tokenizer is unknown, so these are the tokens of Qwen, Llama, Mistral, Gemma, Phi, DeepSeek and Command
+# R.
 OF_ANY_MODEL = (
     *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>"),
     *("<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "[INST]"),
@@ -18,7 +19,7 @@ OF_ANY_MODEL = (
 
 
 def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
-    """The special tokens of a tokenizer, as they are written."""
+    """Returns the special tokens of a tokenizer, as text."""
     own = [str(token) for token in tokenizer.all_special_tokens]
     own += [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
     return list(dict.fromkeys(own))

@@ -52,17 +52,17 @@ class Task:
 
     `template` has the fields `documents` and `question` and three paragraphs: the instruction, the documents, and the
     question with the cue for the answer on the line below it. `render` writes the documents. A placement has `n_gold`
-    positions, and `slots` says how an example's items take them. If a response names a slot, like an option's
-    letter, `slot_names` are these names; what is right then depends on the placement, and `extract` gives the name.
+    positions, and `slots` says how an example's items take them. If a response names a slot, like an option's letter,
+    `slot_names` has these names; the right one then depends on the placement, and `extract` finds the name.
     `closed_book` is the template of a prompt without documents; empty: the question and the cue alone.
 
-    `target` is the form of a right response, with the field `answer`; `one_wording` says that right responses have no
-    other form. `base_stop` are strings at which a response of a model without a chat template ends: such a model goes
-    on writing after its answer. `chance(n_docs)` is the share of right answers (0 to 1) of a model that guesses among
-    what the prompt offers. `candidates(example)` is what else in the prompt a response could name, none of it right.
-    `extract` returns the part of a response that is compared with the answers. `synthetic` names the data of
-    `posgap data make` that the task can ask about; empty if there is none. `lacks` says what an example does not
-    have that the task asks for; empty if it has everything.
+    `target` is the form of a right response, with the field `answer`; `one_wording` says that all right responses have
+    this form. `base_stop` are strings that end the response of a model without a chat template, which goes on writing
+    after its answer. `chance(n_docs)` is the share of right answers (0 to 1) of a model that guesses among the prompt's
+    candidates. `candidates(example)` is everything else in the prompt that a response could name, none of it right.
+    `extract` returns the part of a response that is compared with the answers. `synthetic` names the data of `posgap
+    data make` that the task can ask about; empty if there is none. `lacks` says what an example is missing that the
+    task needs; empty if nothing.
     """
 
     name: str
@@ -127,7 +127,7 @@ class Task:
         return "\n\n".join(paragraphs[order.question])
 
     def wording(self) -> str:
-        """Digest of how prompts are worded, whatever they ask and wherever the question stands."""
+        """Returns a digest of the prompts' wording, independent of the question and its place."""
         documents = [Document(title="title 1", text="text 1"), Document(title="title 2", text="text 2")]
         return digest_of(self._format_template(documents, "question", AS_GIVEN))
 
@@ -135,11 +135,12 @@ class Task:
         return self.ordered_template(order).format(documents=self.render(documents), question=question)
 
     def stop(self, metric: str = "") -> tuple[str, ...]:
-        """The strings after which nothing of a response changes its score by a metric ("" means the task's own)."""
+        """Returns the strings after which the rest of a response does not change its score by a metric ("" means the
+        task's own)."""
         return METRICS[metric or self.metric].stop if self.extract is str else ()
 
     def stop_of_base(self, metric: str = "") -> tuple[str, ...]:
-        """The strings at which a response of a model without a chat template ends, unless others are asked for."""
+        """Returns the strings that end the response of a model without a chat template, unless others are given."""
         return tuple(dict.fromkeys([*self.stop(metric), *self.base_stop]))
 
     def baselines(self, names: Sequence[str], n_docs: int) -> list[Placement]:
@@ -153,18 +154,18 @@ class Task:
         return [Placement((), n_docs, name) for name in names]
 
     def right_answers(self, example: AnyExample, placement: Placement) -> RightAnswers:
-        """What is right at this placement: the example's answers, or the name of the slot that holds the item that
-        matters; with the other candidates."""
+        """Returns what is right at this placement: the example's answers, or the name of the slot that holds the item
+        that matters; with the other candidates."""
         right = [self.slot_names[placement.positions[0] - 1]] if self.slot_names else example.answers
         return RightAnswers(right, self.candidates(example))
 
     def right_response(self, example: AnyExample, placement: Placement) -> str:
-        """A right response: the first answer, or all of them where they are parts of one."""
+        """Returns a right response: the first answer, or all of them if they are parts of one."""
         first, *others = self.right_answers(example, placement)
         return self.target.format(answer=", ".join([first, *others]) if METRICS[self.metric].of_parts else first)
 
     def score(self, response: str, answers: Sequence[str], metric: str = "") -> float:
-        """A response's score, from 0 to 1, where these answers are right; `metric` "" means the task's own metric.
+        """Returns a response's score, from 0 to 1, given the right answers; `metric` "" means the task's own metric.
         Answers of `Task.answers` tell the metric of the other candidates, a plain list does not."""
         return METRICS[metric or self.metric].score(self.extract(response), answers)
 
@@ -196,10 +197,11 @@ search_results = document_writer("Document [{number}](Title: {title}) {text}")  
 
 @dataclass(frozen=True)
 class Baseline:
-    """A way of asking an example once, beside the placements of a sweep.
+    """A way of asking an example once, besides the placements of a sweep.
 
-    `documents(task, example, n_docs, order)` are those in the prompt. `is_order` says that they are all that an example
-    has, in an order that a mitigation can change. `suits(task)` says whether the task's questions can be asked so.
+    `documents(task, example, n_docs, order)` are those in the prompt. `is_order` says that these are all of an
+    example's documents, in an order that a mitigation can change. `suits(task)` says whether it works for the task's
+    questions.
     """
 
     name: str
@@ -215,7 +217,7 @@ def _gold_alone(task: Task, example: AnyExample, n_docs: int, order: PromptOrder
 
 
 def _in_random_order(task: Task, example: AnyExample, n_docs: int, order: PromptOrder) -> list[Document]:
-    """An order that depends on the example's id and on the seed that shuffles distractors."""
+    """Returns the documents in an order that depends on the example's id and on the seed that shuffles distractors."""
     documents = _prompt_documents(task, example, n_docs)
     random.Random(f"random order {order.shuffle} {example.id}").shuffle(documents)
     return documents

@@ -1,7 +1,7 @@
-"""Tasks of one's own as a YAML file: the wording, the metric, and the placements of a sweep, without a package.
+"""Reads a user's own task from a YAML file: the wording, the metric, and the placements of a sweep, without a package.
 
-A config holds the definition itself, as JSON, and not the file's path: so it is part of what a stage is known by, and
-stands in its manifest.
+A config holds the definition itself, as JSON, not the file's path. So it is part of the stage's identity, and stands in
+its manifest.
 """
 
 import string
@@ -36,7 +36,7 @@ _PLACES = {
 
 class TaskDefinition(BaseModel):
     """What a task's file says; `posgap.tasks.task.Task` explains the fields. `document` writes one document, with
-    `{number}`, `{title}` and `{text}`; `placements` are those of a sweep that is told no `positions`."""
+    `{number}`, `{title}` and `{text}`; `placements` are a sweep's if it gets no `positions`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -119,7 +119,7 @@ def definition_of(path: str | Path) -> str:
 
 
 def as_definition(value: object, where: str) -> str:
-    """The definition, as JSON, that a YAML or JSON value is. Raises `PosgapError`, which names the place, where it is
+    """Returns a YAML or JSON value as a definition, in JSON. Raises `PosgapError`, which names the place, if it is
     none."""
     if not isinstance(value, dict):
         raise PosgapError(f"{where}: has no task; write lines like `name: tickets` (docs/extending.md)")
