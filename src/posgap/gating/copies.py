@@ -1,4 +1,4 @@
-"""Private copies of what is judged: whatever was checked is not read from its place a second time."""
+"""Makes private copies of what is judged: checked files are not read from their place a second time."""
 
 import os
 import shutil

@@ -1,4 +1,5 @@
-"""The page of a verdict, for those who decide: what came of it and why, in words, with the curve, on one HTML page."""
+"""Makes the page of a verdict for decision makers: the result and the reasons, in words, with the curve, on one HTML
+page."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,7 +30,7 @@ def explored_roles(judged: Mapping[str, Path | None]) -> PageExamples:
 
 
 def decision_page(verdict: Verdict, sweeps: Mapping[str, Sweep], explored: PageExamples | None = None) -> str:
-    """Returns the page as text, self-contained. `sweeps` has those of `candidate` and, if there are any, of `base` and
+    """Returns the page as text, self-contained. `sweeps` has those of `candidate` and, if they exist, of `base` and
     `champion`; `explored` is the page's part of their examples."""
     candidate = sweeps["candidate"]
     shown = list(sweeps.values())
@@ -90,7 +91,7 @@ def more_examples(verdict: Verdict, candidate: Sweep) -> str:
 
 
 def label_with_role(role: str, sweep: Sweep) -> str:
-    """The sweep's label, with its role where the label does not say it."""
+    """Returns the sweep's label, with its role unless the label names it."""
     return sweep.label if sweep.label == role else f"{sweep.label} ({role})"
 
 
@@ -110,7 +111,7 @@ def _join_clauses(clauses: list[str]) -> str:
 
 
 def _ruling_row(ruling: Ruling) -> dict[str, Any]:
-    """A rule as the table shows it: what is asked, what was measured, and what came of it by how much."""
+    """Returns a rule's row of the table: the demand, the measured figure, and the result with its margin."""
     low, high = ruling.interval
     at_most = ruling.claim == "at most"
     spare = ruling.threshold - high if at_most else low - ruling.threshold
@@ -133,7 +134,7 @@ def _ruling_row(ruling: Ruling) -> dict[str, Any]:
 
 
 def _ends(role: str, sweep: Sweep) -> str:
-    """Where a model is best and worst, in a sentence; a model alone has no `role`."""
+    """Describes in a sentence at which positions a model is best and worst; a model alone has no `role`."""
     who = f"The {role}" if sweep.label == role else f"The {role}, {sweep.label},"
     who = who if role else sweep.label
     best, worst = (sweep.placements.index(place) for place in (sweep.advantageous, sweep.worst.placement))

@@ -1,4 +1,5 @@
-"""What a gate demands of a candidate: thresholds of its rules, least numbers, and what else a policy file can say."""
+"""What a gate demands of a candidate: thresholds of its rules, minimum numbers, and the other settings of a policy
+file."""
 
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -41,7 +42,7 @@ class MinimumEvidence(Parameters):
 
 
 class Guard(Parameters):
-    """What a candidate must not lose beside what it is judged on: accuracy on other examples, or plain text."""
+    """What a candidate must not lose besides the gated task: accuracy on other examples, or plain text."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -64,7 +65,7 @@ class Guard(Parameters):
 
     @property
     def place(self) -> str:
-        """Where its examples or texts are; empty if they are those of the sweep."""
+        """The place of its examples or texts; empty if they are the sweep's."""
         return self.examples or self.text
 
     @property
@@ -85,7 +86,7 @@ class Guard(Parameters):
 
 
 def _guards(value: Any) -> Any:
-    """Guards by name: as they are, as YAML, or in a YAML file, which may be a whole policy."""
+    """Reads guards by name: given as they are, as YAML, or in a YAML file, which may be a whole policy."""
     if isinstance(value, Path) or (isinstance(value, str) and value and not {"{", "\n"} & {*value}):
         try:
             value = read_bytes(Path(value), MAX_BYTES).decode("utf-8")

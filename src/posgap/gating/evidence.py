@@ -1,4 +1,5 @@
-"""What a verdict rests on: sweeps that say what their predictions say, of enough examples that no model learnt."""
+"""Checks a verdict's evidence: sweeps that agree with their predictions, on enough examples, none of them seen in
+training."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -34,7 +35,7 @@ SPACING = 0.25  # largest share of the documents that may lie between two neighb
 BASE = "base"  # in `allow`: the candidate need not be made from the base
 DISTRACTORS = "distractors"  # in `allow`: distractors may hold answers
 ANCHOR = "anchor"  # in `allow`: no comparison with the best champion so far; also that sweep's role and folder
-_AGREE = 1e-6  # points by which figures may differ that were computed on another machine
+_AGREE = 1e-6  # points by which figures from another machine may differ
 
 
 class SweepRecord(Record):
@@ -86,15 +87,16 @@ def read_gate_inputs(
     examples: Mapping[str, AnyExample] | None = None,
     anchor: Path | None = None,
 ) -> tuple[GateInputs, list[str]]:
-    """Reads and checks the sweeps; returns them, paired by example, with the sorted names of what `allow` let pass.
+    """Reads and checks the sweeps; returns them, paired by example, with the sorted names of the differences that
+    `allow` accepted.
 
-    These names are of settings in which the sweeps differ, `base` where the candidate was not made from the base, and
-    `anchor` where the anchor was left out. From `examples`, those of the candidate's sweep by their content, every
-    response is scored again.
+    These names are settings in which the sweeps differ, `base` if the candidate was not made from the base, and
+    `anchor` if the anchor was left out. Every response is scored again from `examples`, the candidate's examples by
+    their content.
 
-    Raises `PosgapError` if a sweep's figures are not those of its predictions, or its scores not those of its
-    responses, where the sweeps were not asked alike, where the candidate was not made from the base, where an example
-    is there twice, and if candidate or champion learnt one of the examples.
+    Raises `PosgapError` if a sweep's figures do not follow from its predictions, or its scores from its responses; if
+    the sweeps' settings differ; if the candidate was not made from the base; if an example occurs twice; or if
+    candidate or champion learnt one of the examples.
     """
     judged = _read_evidence(candidate)
     allowed = set(allow)
@@ -207,7 +209,7 @@ def wrong_figure(evidence: Evidence) -> str:
 
 
 def first_difference(recorded: Any, again: Any, name: str = "") -> str:
-    """Where two JSON values differ, in words: the second is what was found again. Empty if they agree."""
+    """Says where two JSON values differ; the second is the recomputed one. Empty if they agree."""
     if isinstance(recorded, dict) and isinstance(again, dict):
         keys = dict.fromkeys((*recorded, *again))
         parts = zip(keys, map(recorded.get, keys), map(again.get, keys))
@@ -237,9 +239,9 @@ def _read_evidence(path: Path) -> Evidence:
 
 
 def _contradiction(sweep: Sweep) -> str:
-    """Where a sweep says otherwise how it asked than its settings do, in words; empty if they agree.
+    """Says in words where a sweep's record of how it asked contradicts its settings; empty if they agree.
 
-    A setting that is left to posgap (0, or empty) says nothing.
+    A default setting (0, or empty) says nothing.
     """
     said = {"question": sweep.asked.question, "shuffle": sweep.asked.shuffle, "samples": sweep.asked.samples}
     said |= {"max_new_tokens": sweep.asked.max_new_tokens}

@@ -1,8 +1,7 @@
-"""Guards: what a candidate must not lose beside what it is judged on, which is accuracy on other examples, or plain
-text.
+"""Guards: what a candidate must not lose besides the gated task. That is accuracy on other examples, or plain text.
 
-`sweep` measures them beside a sweep, into its folder `guards`. A policy that gives a guard a tolerance binds it; what
-was lost at others is shown.
+`sweep` measures them beside a sweep, into its folder `guards`. A guard is binding if a policy gives it a tolerance;
+losses at others are shown.
 """
 
 import logging
@@ -66,7 +65,7 @@ class GuardFigure(Record):
 
 
 class MeasuredGuard(Record):
-    """What `guard.json` says of a guard that was measured: how it was asked for, and where its examples were."""
+    """The contents of `guard.json` about a measured guard: its settings, and the place of its examples."""
 
     guard: Guard
     place: str = ""
@@ -125,7 +124,7 @@ def rule_named(name: str) -> GateRule:
 
 
 class Guarded(NamedTuple):
-    """The guards of a verdict: what is known of each by name, why some cannot be judged, and what was lost."""
+    """The guards of a verdict: the findings by name, why some cannot be judged, and the losses."""
 
     judged: dict[str, Judged[Any]]
     gaps: list[str]
@@ -152,10 +151,10 @@ def is_text(folder: Path) -> bool:
 
 
 def judge_guards(inputs: GateInputs, policy: Policy, sources: Sources | None = None) -> Guarded:
-    """Judges the guards that lie beside the sweeps of `inputs`, and those that the policy names.
+    """Judges the guards beside the sweeps of `inputs`, and those that the policy names.
 
-    From the `sources`, by guard, every response is scored again. Raises `PosgapError` as `read_gate_inputs` does, and
-    where a guard was measured with another model than the sweep that it lies beside.
+    It scores every response again from the `sources`, by guard. Raises `PosgapError` as `read_gate_inputs` does, and if
+    a guard beside a sweep was measured with another model.
     """
     guarded = Guarded({}, [], [], [])
     roles = {"candidate": inputs.candidate} | {
@@ -200,16 +199,16 @@ def scope(inputs: GateInputs, figures: Sequence[GuardFigure]) -> str:
 
 
 def placements_of(guard: Guard, task: str, n_docs: int) -> list[str]:
-    """The placements that a guard asks, as text; none for all those of the task."""
+    """Returns the placements that a guard asks, as text; none for all of the task's."""
     if guard.positions or TASKS[task].n_gold > 1 or TASKS[task].slot_names:
         return list(guard.positions)
     return [str(position) for position in spaced_positions(n_docs, _PLACES)]
 
 
 def guard_sources(swept: Path, policy: Policy, given: Location | None, manifest_of: Path) -> Sources:
-    """Returns the examples by content, or the texts, of each guard that lies beside the sweep in `swept`: from where
-    the policy says, else from where they were measured. `given` and `manifest_of` are as in `swept_examples`, for
-    guards on the sweep's own examples. Raises `PosgapError` if they are not at hand, or others."""
+    """Returns the examples by content, or the texts, of each guard beside the sweep in `swept`: from the policy's place
+    for them, else from the place of their measurement. `given` and `manifest_of` are as in `swept_examples`, for guards
+    on the sweep's own examples. Raises `PosgapError` if they are missing or differ."""
     sources: dict[str, Mapping[str, AnyExample] | list[str]] = {}
     for folder in sorted((swept / GUARDS).glob("*")):
         measured = read_model(MeasuredGuard, folder, GUARD_FILE)
@@ -290,7 +289,7 @@ def _require_model_of(main: Evidence, digest: str, model: str, path: Path) -> No
 def _misfit(
     guard: Guard, measured: Sweep | TextScores, main: Sweep, source: Mapping[str, AnyExample] | list[str] | None
 ) -> str:
-    """How what was measured differs from what a policy's guard asks for, in words; empty if it does not."""
+    """Says in words how a measured guard differs from the policy's; empty if it does not."""
     if isinstance(measured, TextScores):
         texts = source if isinstance(source, list) else None
         asked = None if texts is None else {*map(digest_of, texts[: guard.limit])}
@@ -316,5 +315,5 @@ def is_of_guard(ruling: Ruling) -> bool:
 
 
 def binding(policy: Policy, names: Iterable[str]) -> list[str]:
-    """Those of these guards that the policy gives a tolerance."""
+    """Returns those of these guards that the policy gives a tolerance."""
     return [name for name in names if name in policy.guards and policy.guards[name].tolerance is not None]

@@ -16,9 +16,9 @@ from posgap.storage.cache import lock_mark
 def attempt_number(sweep: Sweep) -> int | None:
     """Returns the number of this look at the sweep's model, from 1 on; None if its looks are not counted.
 
-    Earlier looks are verdicts by another question (`_question`) that could have admitted the model's weights and did
-    not; a question asked again keeps its number. Looks at a model without a digest (behind an endpoint, or on the hub)
-    are not counted: it may have changed.
+    Earlier looks are verdicts on another question (`_question`) that could have admitted the model's weights and did
+    not; a repeated question keeps its number. Looks at a model without a digest (behind an endpoint, or on the hub) are
+    not counted: it may have changed.
     """
     if not is_counted(sweep):
         return None
@@ -28,7 +28,7 @@ def attempt_number(sweep: Sweep) -> int | None:
 
 
 def record_attempt(verdict: Verdict, sweep: Sweep) -> None:
-    """Records the question of a verdict that did not admit the model and could have: its evidence has no gaps."""
+    """Records the question of a verdict that did not admit the model though it could have: its evidence has no gaps."""
     if verdict.passed or verdict.evidence_gaps or not is_counted(sweep):
         return
     with lock_mark(f"looks-{_model_key(sweep)}"):
@@ -41,7 +41,7 @@ def record_attempt(verdict: Verdict, sweep: Sweep) -> None:
 def _refused_questions(sweep: Sweep) -> list[str]:
     """Returns the digests of the questions that did not admit the sweep's model, oldest first.
 
-    They are those of `record_attempt`: refusals, and verdicts in which a rule stayed unsure.
+    These come from `record_attempt`: refusals, and verdicts with an unsure rule.
     """
     file = cache_folder() / "looks" / f"{_model_key(sweep)}.json"
     return read_json(file) if file.is_file() else []

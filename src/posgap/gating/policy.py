@@ -32,7 +32,7 @@ def read_policy(path: Path) -> Policy:
 
 
 def parsed_policy(data: bytes, where: str) -> Policy:
-    """The policy of a YAML text; `PosgapError` begins with `where`."""
+    """Returns the policy in a YAML text; `PosgapError` begins with `where`."""
     values = parse_yaml(data, where, "a policy", MAX_BYTES)
     if not isinstance(values, dict):
         raise PosgapError(f"{where}: no policy: write lines like `max_gap: 10`; `posgap policy` prints all")

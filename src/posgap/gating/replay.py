@@ -1,5 +1,5 @@
-"""Whether a verdict still holds: it is judged again, offline and wherever it lies, from the copies of the sweeps that
-the gate kept beside it; and it must compare its candidate with the champion of today."""
+"""Checks whether a verdict still holds. It is judged again, offline and in any place, from the sweeps' copies that the
+gate kept beside it; and it must compare its candidate with today's champion."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -32,10 +32,10 @@ JUDGED_FILES = (GATE_FILE, signature_file(Path(GATE_FILE)).name)
 
 
 def replay_verdict(folder: Path) -> Verdict:
-    """The verdict of a gate's folder, judged again and found the same.
+    """Returns the verdict of a gate's folder, judged again with the same result.
 
-    Raises `PosgapError` that says what differs: a file that is not the one that was judged, a figure that its
-    predictions do not give, or a verdict that does not follow.
+    Raises `PosgapError` that says what differs: a file is not the judged one, a figure does not follow from the
+    predictions, or the verdict does not follow.
     """
     if not folder.is_dir():
         raise PosgapError(f"{folder}: no folder; give the one that `gate` wrote")
@@ -50,7 +50,7 @@ def replay_verdict(folder: Path) -> Verdict:
     if not {"candidate", "base"} <= recorded.evidence.keys():
         raise PosgapError(f"{folder / GATE_FILE}: names no sweep of candidate or base; gate again")
     again = judge_again(recorded.policy, recorded, folder)
-    # The file as it is: what follows from other fields is not read, and must be right for those who do read it.
+    # The file's own fields: derived ones are not read here, but must be right for those who read them.
     wrong = first_difference(read_json(folder / GATE_FILE), again.model_dump(mode="json"))
     if wrong:
         raise PosgapError(f"{folder / GATE_FILE}: does not follow from its sweeps: {wrong}; gate again")
@@ -89,7 +89,7 @@ def judge_again(
         anchor=kept.get(ANCHOR),
         guarded_by=guarded_by,
     )
-    # What cannot be found again from what was kept: the anchor's sweep, and the examples.
+    # What the kept files cannot reproduce: the anchor's sweep, and the examples.
     left_out = {ANCHOR, DISTRACTORS} & {*verdict.asked_otherwise} & {*policy.allow}
     otherwise = sorted({*again.asked_otherwise, *left_out})
     told = {"name": verdict.name, "judged_at": verdict.judged_at, "asked_otherwise": otherwise}
@@ -97,8 +97,8 @@ def judge_again(
 
 
 def require_valid(verdict: Verdict, name: str, policies: Sequence[Policy], folder: Path) -> None:
-    """Raises `PosgapError` if a verdict is for another registered name than `name`, or for none though one of the
-    `policies` wants it signed, or is older than one of them allows. `folder` is the verdict's, for the error."""
+    """Raises `PosgapError` if a verdict is for another registered name than `name`, if it has none though one of the
+    `policies` wants it signed, or if it is older than one of them allows. `folder` is the verdict's, for the error."""
     if verdict.name != name and (verdict.name or any(policy.signed_by for policy in policies)):
         judged_for = f"judged for {verdict.name}" if verdict.name else "judged for no name"
         raise PosgapError(f"{folder}: {judged_for}, and this is {name}; gate again with --name {name}")
@@ -122,11 +122,11 @@ class OutdatedVerdict(PosgapError):
 
 
 def champion_of(verdict: Verdict, name: str, folder: Path, before: str = "") -> str:
-    """Returns the version of the champion of the registered model `name`; "" where it has none.
+    """Returns the version of the champion of the registered model `name`; "" if it has none.
 
-    Raises `OutdatedVerdict` unless the verdict's candidate is that champion, or was compared with it and, where the
-    policy asks for that, with the best champion so far. `folder` is the verdict's, for the error. `before` is what an
-    earlier call returned, if there was one: a champion without a digest is not downloaded again.
+    Raises `OutdatedVerdict` unless the verdict's candidate is that champion, or was compared with it and, if the policy
+    requires it, with the best champion so far. `folder` is the verdict's, for the error. `before` is an earlier call's
+    result, if any: a champion without a digest is then not downloaded again.
     """
     champion = registry.to_beat(name)
     judged = verdict.evidence.get("champion")
@@ -139,7 +139,7 @@ def champion_of(verdict: Verdict, name: str, folder: Path, before: str = "") -> 
     if judged and held == judged.model_digest:
         _require_the_best(verdict, champion, folder)
         return version
-    # A version that posgap did not register has no digest: what MLflow gives back has.
+    # A version that posgap did not register has no digest; compute it from MLflow's copy.
     if judged and held is None and (before == version or judged.model_digest in registry.stored_digests(champion)):
         return version
     against = f"another champion, {judged.label}" if judged else "no champion"

@@ -31,7 +31,7 @@ else:
 
 
 class Ruling(Record):
-    """What a rule found on its claim that a figure is `at most` or `at least` so much."""
+    """A rule's result on its claim that a figure is `at most` or `at least` the threshold."""
 
     name: str = Field(description="of the rule")
     meaning: str = Field(description="what the figure is")
@@ -60,13 +60,13 @@ class Ruling(Record):
 
     @property
     def is_counted(self) -> bool:
-        """Whether the figure is a fact of this sweep, and not an estimate of what other examples would give."""
+        """Whether the figure is a fact of this sweep, and not an estimate for other examples."""
         return self.interval[0] == self.interval[1]
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def value(self) -> float:
-        """The bound that decides whether the rule passes: the one that speaks against the candidate."""
+        """The bound that decides whether the rule passes: the less favourable one for the candidate."""
         return self.interval[1] if self.claim == "at most" else self.interval[0]
 
     @computed_field  # type: ignore[prop-decorator]
@@ -97,11 +97,11 @@ E = TypeVar("E")
 
 @dataclass(frozen=True)
 class Judged(Generic[E]):
-    """What is known of the models that a gate judges by. If there is no champion, the base stands in for it; a check
-    has neither.
+    """What is known of the models that a gate compares. If there is no champion, the base stands in for it; a check has
+    neither.
 
-    `anchor` is the best champion that there has been, where that is not the champion of today. `share` is the part of
-    the error of 5 % that this verdict may spend, where it is one of several (`verdict.share_of_error`).
+    `anchor` is the best champion so far, if that is not today's champion. `share` is the part of the error of 5 % that
+    this verdict may spend if it is one of several (`verdict.share_of_error`).
     """
 
     candidate: E
@@ -112,7 +112,7 @@ class Judged(Generic[E]):
 
     @property
     def error(self) -> float:
-        """The chance with which each bound of this verdict may be wrong."""
+        """The error rate of each bound of this verdict."""
         return statistics.LEVEL * self.share
 
     @property
@@ -139,11 +139,11 @@ class GateInputs(Judged["Evidence"]):
 
 
 class GateRule:
-    """A rule of the gate. A subclass says all of it; the registry holds one object of each.
+    """A rule of the gate. A subclass defines it; the registry holds one object of each.
 
-    `help` says what the rule asks, as a whole clause, and `broken` what is the matter where it is broken. `parameters`
-    are its thresholds, which become options. `posgap check`, which has neither base nor champion, applies the rules for
-    which `needs_reference` is false: they look at `inputs.candidate` alone.
+    `help` states the rule's demand as a whole clause, and `broken` the fault if the rule is broken. `parameters` are
+    its thresholds, which become options. `posgap check` has neither base nor champion. It applies the rules with a
+    false `needs_reference`, which look at `inputs.candidate` alone.
     """
 
     name: ClassVar[str]
@@ -162,8 +162,8 @@ class GateRule:
         return True
 
     def threshold_for(self, bound: float) -> dict[str, float]:
-        """The threshold, by its parameter's name, at which a ruling whose deciding bound this is just passes; empty
-        if there is no such parameter."""
+        """Returns the threshold, by its parameter's name, that a ruling with this deciding bound just passes; empty if
+        there is no such parameter."""
         return {}
 
     def judge(self, limits: Any, inputs: GateInputs) -> Ruling:
@@ -171,7 +171,7 @@ class GateRule:
         raise NotImplementedError
 
     def is_passed(self, limits: Any, inputs: GateInputs) -> bool:
-        """Whether the ruling is a pass; a rule may find that faster than all that it says."""
+        """Returns whether the ruling is a pass; a rule may find that faster than its full ruling."""
         return self.judge(limits, inputs).passed
 
     def simulate(self, limits: Any, sweeps: "SimulatedSweeps") -> "np.ndarray":
@@ -184,12 +184,12 @@ class GateRule:
         return self.rule_at_least(0.0 - tolerance, meaning, 100 * differences.mean(), interval)  # which is never "-0"
 
     def rule_at_most(self, most: float, meaning: str, estimate: float, interval: tuple[float, float]) -> Ruling:
-        """The ruling that a figure, which `meaning` describes, is at most so much."""
+        """Returns the ruling that a figure, described by `meaning`, is at most the threshold."""
         claim = {"name": self.name, "meaning": meaning, "claim": "at most", "threshold": most}
         return Ruling(**claim, estimate=estimate, interval=interval)
 
     def rule_at_least(self, least: float, meaning: str, estimate: float, interval: tuple[float, float]) -> Ruling:
-        """The ruling that a figure, which `meaning` describes, is at least so much."""
+        """Returns the ruling that a figure, described by `meaning`, is at least the threshold."""
         claim = {"name": self.name, "meaning": meaning, "claim": "at least", "threshold": least}
         return Ruling(**claim, estimate=estimate, interval=interval)
 
@@ -317,8 +317,8 @@ class Useful(GateRule):
         return limits.min_mean > 0
 
     def judge(self, limits: Limits, inputs: GateInputs) -> Ruling:
-        """The ruling on the claim that comes off worst: that the mean reaches a number, or what a sweep answered
-        without documents. All of these claims must hold, so that none needs a stricter level (intersection-union)."""
+        """Returns the worst ruling of several claims: that the mean reaches a number, or the accuracy without
+        documents. All of these claims must hold, so that none needs a stricter level (intersection-union)."""
         sweep = inputs.candidate.sweep
         means = inputs.candidate.correct.mean(axis=1)
         chance = 100 * sweep.asked_task.chance(sweep.filled.documents if sweep.filled else sweep.n_docs)
@@ -410,8 +410,8 @@ class Clean(GateRule):
         return limits.max_unclean < 100
 
     def judge(self, limits: Limits, inputs: GateInputs) -> Ruling:
-        """What answers repeat and where they are cut is known of every prompt, but for sweeps by an older posgap: of
-        these only how many are cut."""
+        """Copied and cut answers are known for every prompt, except in sweeps by an older posgap: these record only cut
+        ones."""
         outcomes = inputs.candidate.outcomes
         cut = max(counts.percent(counts.cut) for counts in outcomes.by_placement)
         known = all(counts.is_known for counts in outcomes.by_placement)

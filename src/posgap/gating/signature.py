@@ -39,12 +39,13 @@ def sign(file: Path, key: Ed25519PrivateKey) -> None:
 
 
 def signature_file(file: Path) -> Path:
-    """Where the signature of a file lies."""
+    """Returns the path of a file's signature."""
     return file.with_name(file.name + SUFFIX)
 
 
 def require_signed(file: Path, signed_by: str, who: str) -> None:
-    """Raises `PosgapError` if the file's signature is missing or not by this public key. `who` asks for it."""
+    """Raises `PosgapError` if the file's signature is missing or not by this public key. `who` names the one that
+    requires it."""
     beside = signature_file(file)
     if not beside.is_file():
         raise PosgapError(f"{file}: not signed, and {who} asks for a verdict signed by {signed_by}; gate again with it")

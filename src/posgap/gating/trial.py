@@ -1,7 +1,7 @@
-"""The trial of a version before it serves: the model answers again prompts that decide its verdict.
+"""Tries a version before it serves: the model answers some prompts again that decide its verdict.
 
-The responses of a sweep stand in a file that anybody can edit. To turn a verdict, somebody must edit a least number of
-them (`DecidingEdits`). So many prompts are asked again that an edited one is among them with 95 %.
+A sweep's responses are in a file that anybody can edit. To turn a verdict, an attacker must edit a minimum number of
+them (`DecidingEdits`). Enough prompts are repeated to include an edited one with 95 %.
 
 `promote` calls `require_triable`, then `require_references` for champion, anchor and base, and at last
 `require_answers` for the candidate.
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 log = logging.getLogger(__name__)
-TRIAL = "trial"  # what a policy allows where no model need be tried
-REFERENCE_TRIAL = "reference-trial"  # where those need not that a candidate is compared with
+TRIAL = "trial"  # a policy allows this if no model need be tried
+REFERENCE_TRIAL = "reference-trial"  # if the models that a candidate is compared with need not
 MISSED = 0.05  # how often edits that turn the verdict may stay unseen
-LEAST = 16  # right responses that are asked again whatever the verdict rests on
+LEAST = 16  # right responses that are always repeated
 MAX_WORSE = 1 / 8  # of the responses that are tried, how many may have a lower score than was recorded
 
 
@@ -74,12 +74,12 @@ def require_references(
     base: Path | None = None,
     guards: "Sequence[TriedGuard]" = (),
 ) -> None:
-    """Holds the sweeps that a candidate was compared with against what the registry knows of the model `name`.
+    """Compares the sweeps that a candidate was compared with to the registry's record of the model `name`.
 
-    A sweep with which a version was promoted must be that very one, by its sha256. If a champion was swept
-    otherwise, on newer examples perhaps, its version answers again as `require_answers` has it; so does the base where
-    it stands in for a champion, from the folder `base` if one is given. Raises `PosgapError` if a sweep is another,
-    or the model answers otherwise: who makes a champion worse displaces it. The same holds for their `guards`.
+    If a version was promoted with a sweep, the sweep must be that very one, by its sha256. If a champion was swept in
+    another way, perhaps on newer examples, its version answers again as in `require_answers`. So does a base that
+    stands in for a champion, from the folder `base` if one is given. Raises `PosgapError` if a sweep is another one, or
+    the model answers differently: whoever makes a champion look worse displaces it. The same applies to their `guards`.
     """
     versions = registry.versions(name)
     is_tried = not {TRIAL, REFERENCE_TRIAL} & {*policy.allow}
@@ -185,8 +185,8 @@ def _bring(version: "ModelVersion | None", sweep: Sweep, role: str, place: Path,
 
 def _find_model(sweep: Sweep, role: str, place: Path, base: Path | None) -> Path:
     """Returns the model that was swept in this `role`: its name on the hub, or a copy of its folder in `place`, which
-    cannot change after its digest is taken. The folder is `base` for that role, else the one that the sweep names.
-    Raises `PosgapError` if it is missing or has changed."""
+    cannot change after its digest is taken. The folder is `base` for that role, else the sweep's own. Raises
+    `PosgapError` if it is missing or has changed."""
     try:
         model = Path(source(base if base and role == BASE else sweep.model).fetch())
         if sweep.model_digest and model.is_dir():
@@ -207,7 +207,7 @@ def _find_model(sweep: Sweep, role: str, place: Path, base: Path | None) -> Path
 
 
 def _version_of(evidence: Evidence, versions: "Sequence[ModelVersion]") -> "ModelVersion | None":
-    """The version whose model was swept; None of one that posgap did not register."""
+    """Returns the version of the swept model; None if posgap did not register it."""
     digest = evidence.sweep.model_digest
     return next((version for version in versions if version.tags.get(registry.DIGEST) == digest), None)
 
@@ -252,14 +252,14 @@ def require_answers(
 ) -> None:
     """Has the model in a folder answer unpredictably drawn prompts of its sweep.
 
-    `swept` is the folder of that sweep, `examples` are its examples by their content, and `inputs` what was judged by
-    `policy`, the model in this `role`, or by these `rules` alone. Responses need not all agree, since another processor
-    decides near-ties otherwise. If the score of one is another, all that have a part in the verdict are asked
-    again, and it is judged by these.
+    `swept` is the folder of that sweep, `examples` are its examples by their content. `inputs` was judged by `policy`,
+    with the model in this `role`, or by these `rules` alone. Not all responses need agree, since another processor
+    decides near-ties differently. If one score differs, all prompts that affect the verdict are repeated, and the
+    verdict is judged on their new answers.
 
-    Raises `PosgapError` if the model cannot be tried and the policy does not allow that, where fewer than half of
-    the responses are those of the sweep, where more than an eighth are no clean answers any more, where more than an
-    eighth of the right ones have a lower score, and if the policy does not admit the model with the answers of now.
+    Raises `PosgapError` if the model cannot be tried and the policy does not allow that; if fewer than half of the
+    responses match the sweep's; if more than an eighth are no longer clean answers; if more than an eighth of the right
+    ones have a lower score; or if the policy does not admit the model with the new answers.
     """
     sweep = getattr(inputs, role).sweep
     require_triable(sweep, model, policy)
@@ -292,16 +292,16 @@ def require_answers(
 
 
 class DecidingEdits:
-    """Counts how many rows of a sweep somebody must have edited, by placement, for an admission to be wrong.
+    """Counts how many rows of a sweep must have been edited, by placement, for an admission to be wrong.
 
-    The sweep is the one that has this `role` in the verdict. `made_right` [P] are the least numbers of rows recorded
-    above 0 that, with a true score of 0, keep a rule from passing: of rows there, or of rows anywhere where that is
-    fewer, since edits that are spread over all placements move the mean. `made_wrong` [P] are those of rows recorded
-    below 1, with a true score of 1: where the best placement is recorded worse than it is, the gap is smaller too. Both
-    are infinite where no number is enough.
+    The sweep has this `role` in the verdict. `made_right` [P] are the least numbers of rows recorded above 0 that, with
+    a true score of 0, keep a rule from passing. They count rows at the placement, or rows anywhere if that is fewer,
+    since edits across all placements move the mean. `made_wrong` [P] are the same for rows recorded below 1, with a
+    true score of 1: if the best placement is recorded as worse, the gap is smaller too. Both are infinite if no number
+    is enough.
 
-    Edits at several placements add up: where the share 1 - 0.05^(1 / least) of the rows at each placement is asked
-    again, all edits are missed in at most 5 %.
+    Edits at several placements add up: if the share 1 - 0.05^(1 / least) of the rows at each placement is repeated, all
+    edits are missed in at most 5 %.
     """
 
     def __init__(self, inputs: GateInputs, rules: Sequence[tuple[GateRule, Parameters]], role: str = "candidate"):
@@ -370,7 +370,7 @@ class DecidingEdits:
         return least
 
     def _least(self, able: np.ndarray, truth: float) -> float:
-        """The least number of those rows [E, P] with which the rules do not all pass, if `truth` is their score."""
+        """Returns the least number of those rows [E, P] that makes a rule fail, if `truth` is their score."""
         scores = self.evidence.scores
         # First whole examples, and those that make the largest difference to other placements.
         order = np.argsort(scores.sum(axis=1) * (1 if truth else -1), kind="stable")
@@ -390,11 +390,11 @@ class DecidingEdits:
         return self.evidence.sweep.placements.index(row["placement"])
 
     def _kind(self, row: Prediction) -> tuple[int, bool, bool]:
-        """Where a row stands, and whether it can have been made right, and wrong."""
+        """Returns a row's placement, and whether it can have been made right, and wrong."""
         return self._column(row), row["correct"] > 0, row["correct"] < 1
 
     def _share(self, kind: tuple[int, bool, bool]) -> float:
-        """The share of the rows of a kind that is asked again."""
+        """Returns the share of a kind's rows that is repeated."""
         column, is_right, is_wrong = kind
         shares = [
             is_right * (1 - MISSED ** (1 / self.made_right[column])),
@@ -427,8 +427,8 @@ def _require_clean(
     sweep: Sweep,
     examples: Mapping[str, AnyExample],
 ) -> None:
-    """Raises `PosgapError` if more than an eighth of the rows are recorded as whole answers of their own, and now are
-    none, repeat the prompt or are cut: by edits of responses whose scores stay."""
+    """Raises `PosgapError` if more than an eighth of the rows are recorded as complete answers of their own, and are
+    now empty, copied or cut: responses can be edited so that their scores stay."""
     repeats = echo_finder(sweep)
     hidden = []
     for row, completion in zip(rows, completions, strict=True):
@@ -445,7 +445,7 @@ def _require_clean(
 
 
 def _require_alike(rows: Sequence[Prediction], responses: Sequence[str], role: str) -> None:
-    """Raises `PosgapError` if fewer than half of the responses are those of the rows."""
+    """Raises `PosgapError` if fewer than half of the responses match the rows."""
     others = [pair for pair in zip(rows, responses, strict=True) if pair[0]["response"] != pair[1]]
     same = len(rows) - len(others)
     log.info("%s: %d of %d sampled responses match the sweep", role, same, len(rows))
@@ -456,7 +456,7 @@ def _require_alike(rows: Sequence[Prediction], responses: Sequence[str], role: s
 
 
 def _require_scores(rows: Sequence[Prediction], responses: Sequence[str], scores: Sequence[float]) -> None:
-    """Raises `PosgapError` if more than an eighth of the right responses have a lower score than the rows say."""
+    """Raises `PosgapError` if more than an eighth of the right responses have a lower score than recorded."""
     worse = []
     for row, response, score in zip(rows, responses, scores, strict=True):
         if score < row["correct"]:

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from posgap.tracking.runs import Run
 
 GATE_FILE = "gate.json"
-# A first look has the whole error of 5 %, and each later one this part of what the look before it had. All looks
-# together then err in at most 6.7 %.
+# A first look has the whole error of 5 %, and each later one this part of the previous look's. All looks together then
+# err in at most 6.7 %.
 LATER = 1 / 4
 SMALLEST_STEP = 1.6  # of the number of examples, from one look to the next
-_SIMULATED = 320  # sweeps for each number of examples that is tried: few, so that a verdict is quick
+_SIMULATED = 320  # simulated sweeps for each number of examples: few, so a verdict is quick
 OFTEN = f"{100 * power.USUAL:.0f} %"  # how often a flat model passes with the number of examples that is said to do
 MORE = (
     "With {needs} examples (each group of related ones counts once), a model that is flat and has lost nothing "
@@ -64,7 +64,7 @@ _TOO_LITTLE = "There is too little to judge by"
 
 
 class Verdict(Record):
-    """All rulings, what follows from them, and what they rest on."""
+    """All rulings, their conclusion, and their evidence."""
 
     model_digest: str = Field(description="of the candidate")
     evidence_gaps: list[str] = Field(description="why the sweeps are too little to judge by")
@@ -128,7 +128,7 @@ class Verdict(Record):
 def share_of_error(look: int, candidates: int) -> float:
     """Returns the share (0 to 1) of the 5 % error that the verdict on one of a run's `candidates` may spend.
 
-    `look` counts from 1; each later look has the part `LATER` of what the one before had.
+    `look` counts from 1; each later look has the part `LATER` of the previous one's share.
     """
     return LATER ** (look - 1) / candidates
 
@@ -173,10 +173,10 @@ def judge(
     """Applies the rules, with the thresholds of the policy, to the sweeps at these paths.
 
     Without a base, applies only rules that need no reference, as `posgap check` does. `anchor` is the sweep of the best
-    champion so far, where that is not the champion. From `examples` (`rescoring.swept_examples`) every response is
-    scored again first, and those of guards from `guarded_by`; without them the recorded scores are taken. At a later
-    look at the model, or with other candidates in its run, the bounds are stricter (`share_of_error`). Without a `look`
-    they are not counted, and each has the whole error.
+    champion so far, if that is not the champion. From `examples` (`rescoring.swept_examples`) every response is scored
+    again first, and those of guards from `guarded_by`; without them the recorded scores count. At a later look at the
+    model, or with other candidates in its run, the bounds are stricter (`share_of_error`). Without a `look`, looks are
+    not counted, and each has the whole error.
     """
     rules = GATE_RULES if base else CHECK_RULES
     inputs, otherwise = read_gate_inputs(candidate, base, champion, policy.allow, examples=examples, anchor=anchor)
@@ -190,7 +190,7 @@ def judge(
     ]
     guarded = judge_guards(inputs, policy, guarded_by) if base else None
     gaps += guarded.gaps if guarded else []
-    # The next look has as much of the error as this one where this one is not counted, or could not have admitted.
+    # The next look has the same error as this one if this one is not counted or could not have admitted.
     needed = examples_needed(asked, inputs, 1.0 if gaps or look is None else LATER)
     rulings = [_with_need(rule, rule.judge(limits, inputs), needed) for rule, limits in asked]
     figures = guarded.figures if guarded else []
@@ -211,7 +211,7 @@ def judge(
 
 
 def asked_rules(config: Any, rules: Iterable[GateRule] = GATE_RULES) -> list[tuple[GateRule, Parameters]]:
-    """Those of the rules whose thresholds in `config` ask for anything, each with its own."""
+    """Returns the rules whose thresholds in `config` demand anything, each with its own thresholds."""
     asked = []
     for rule in rules:
         limits = rule.parameters.of(config)
@@ -221,7 +221,8 @@ def asked_rules(config: Any, rules: Iterable[GateRule] = GATE_RULES) -> list[tup
 
 
 def _with_need(rule: GateRule, ruling: Ruling, needed: Needed) -> Ruling:
-    """The ruling; of one that is unsure with the examples that its rule needs, and the threshold that would do."""
+    """Returns the ruling; an unsure one also has the examples that its rule needs, and the threshold that would
+    pass."""
     if ruling.outcome != "unsure":
         return ruling
     return ruling.model_copy(update={"needs": needed(ruling.name), "would_do": rule.threshold_for(ruling.value)})
@@ -236,9 +237,9 @@ def _needed_for_all(rulings: Sequence[Ruling], n: int, least: int, needed: Neede
 
 
 def examples_needed(rules: Sequence[tuple[GateRule, Parameters]], inputs: GateInputs, later: float) -> Needed:
-    """Returns a function from a rule's name, or `POLICY`, to the examples with which a flat model that lost nothing
-    passes in 80 % at its next attempt, which has the part `later` of this one's error. It returns None if those
-    judged are enough now, or no number is."""
+    """Returns a function from a rule's name, or `POLICY`, to the examples with which a flat model without losses passes
+    in 80 % at its next attempt; that attempt has the part `later` of this one's error. It returns None if the present
+    examples are enough, or no number is."""
     reference = inputs.champion or inputs.base or inputs.candidate
     assumed = power.assumptions_from_pair(inputs.candidate.correct, reference.correct)
     n = len(inputs.candidate.correct)
@@ -263,7 +264,7 @@ def next_number(verdict: Verdict, swept: Sweep, available: int) -> int:
     lacks_examples_alone = swept.n_independent < verdict.policy.least_examples or not verdict.evidence_gaps
     if verdict.outcome != "not enough evidence" or swept.n_examples >= most or not lacks_examples_alone:
         return 0
-    # A rule that no number of examples satisfies has no `needs`: twice as many tell whether it is broken.
+    # A rule that no number of examples satisfies has no `needs`: twice as many examples tell whether it is broken.
     wanted = max(verdict.needs or 2 * swept.n_independent, math.ceil(SMALLEST_STEP * swept.n_independent))
     wanted = math.ceil(wanted * swept.n_examples / swept.n_independent)
     return most if SMALLEST_STEP * wanted > most else wanted

@@ -25,8 +25,8 @@ def is_altered(config: "PretrainedConfig") -> bool:
 
 
 def require_rope(config: "PretrainedConfig", where: str) -> None:
-    """`PosgapError` for a model without rotary positions, or whose attention rotates by tables of its own, as its
-    config says; of other families it shows when they are loaded (`layer_scaling`)."""
+    """Raises `PosgapError` if, by its config, a model has no rotary positions or its attention rotates by its own
+    tables; other families are checked at loading (`layer_scaling`)."""
     text = config.get_text_config()
     if not getattr(text, "rope_parameters", None):
         own = "its rotary positions cannot be scaled by layer: each attention makes its own tables"

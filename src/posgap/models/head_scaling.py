@@ -1,9 +1,9 @@
 """RoPE factors per attention head: head h reads positions divided by its own factor (Ms-PoE, arXiv 2403.04797).
 
-The family's own attention computes all: it is given tables of cosines and sines that have a head dimension. So each
-key is turned once, by its head's factor, and cached; soft-caps, sinks, windows, norms of queries and keys, and layers
-without positions stay as they are. The tables are made by the model's own rotary embedding, with `LayerScaling`, whose
-factors per layer they go by too: one for each factor that some head has.
+The family's own attention computes all: it is given tables of cosines and sines that have a head dimension. So each key
+is rotated once, by its head's factor, and cached; soft-caps, sinks, windows, norms of queries and keys, and layers
+without positions stay unchanged. The model's own rotary embedding makes the tables, with `LayerScaling` and its factors
+per layer: one table for each factor of a head.
 
 Scores depend on the distance of two positions only if a query and its keys are divided alike. So query heads that share
 a key have one factor.
@@ -52,8 +52,8 @@ class Ranking:
 
 @dataclass
 class _Heads:
-    """State of one layer's attention: the `chosen` rungs of its `n_keys` key heads, `[H]`, `[1]` where all have the
-    same, or for each row `[B, H]`; whether they are `ranked` and chosen anew at each prompt; and a list that takes each
+    """State of one layer's attention: the `chosen` rungs of its `n_keys` key heads, `[H]`, `[1]` if all have the same,
+    or for each row `[B, H]`; whether they are `ranked` and chosen anew at each prompt; and a list that takes each
     prompt's sensitivities `[B, H]`."""
 
     module: nn.Module
@@ -73,9 +73,9 @@ class _Seen(Exception):
 
 
 def scale_heads(model: PreTrainedModel, factors: Sequence[Sequence[float]]) -> Callable[[], None]:
-    """Puts `factors [L][H]` in force, one per query head, and returns what takes them back.
+    """Applies `factors [L][H]`, one per query head, and returns a function that removes them.
 
-    Raises `PosgapError`, with the model as it was, where the family's attention cannot be given tables by head.
+    Raises `PosgapError`, with the model unchanged, if the family's attention cannot take tables by head.
     """
     scaling = layer_scaling(model)
     n_heads = model.config.get_text_config().num_attention_heads
@@ -96,10 +96,10 @@ def scale_heads(model: PreTrainedModel, factors: Sequence[Sequence[float]]) -> C
 
 
 def rank_heads(model: PreTrainedModel, ranking: Ranking) -> Callable[[], None]:
-    """Has the heads of `model` ranked anew at each prompt, and returns what takes that back.
+    """Ranks the heads of `model` anew at each prompt, and returns a function that ends this.
 
-    Raises `PosgapError`, with the model as it was, where the family's attention cannot be given tables by head, or
-    cannot be looked into.
+    Raises `PosgapError`, with the model unchanged, if the family's attention cannot take tables by head, or cannot be
+    inspected.
     """
     scaling = layer_scaling(model)
     changes = ranking.low != 1 or ranking.high != 1
@@ -113,7 +113,7 @@ def rank_heads(model: PreTrainedModel, ranking: Ranking) -> Callable[[], None]:
 
 
 def ms_poe_factors(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Returns factors `[L][H]` with heads ranked by their mean sensitivity over `prompts`; the model stays as it is.
+    """Returns factors `[L][H]` with heads ranked by their mean sensitivity over `prompts`; leaves the model unchanged.
     The authors rank anew for each prompt (`rank_heads`)."""
     ranking = Ranking()
     scaling = layer_scaling(model)
@@ -164,8 +164,9 @@ def n_key_heads(model: PreTrainedModel) -> int:
 
 
 def sensitivity(attention: Tensor, seen: Tensor | None = None) -> Tensor:
-    """Position sensitivity `[..., H]` of heads: the share of tokens to which the last query gives more than three times
-    the mean attention (Zhang et al. 2024, section 3.3), of its attention `[..., H, S]` to the tokens that it `seen`."""
+    """Returns the position sensitivity `[..., H]` of heads: the share of tokens to which the last query gives more than
+    three times the mean attention (Zhang et al. 2024, section 3.3), given its attention `[..., H, S]` to the tokens
+    that it has `seen`."""
     seen = torch.ones_like(attention, dtype=torch.bool) if seen is None else seen.expand_as(attention)
     n = seen.sum(-1, keepdim=True)
     outliers = (attention > _OUTLIER * attention.sum(-1, keepdim=True) / n) & seen
@@ -173,7 +174,8 @@ def sensitivity(attention: Tensor, seen: Tensor | None = None) -> Tensor:
 
 
 class _ByHead(Tensor):
-    """A rotary table `[B, H, S, D]` in place of one `[B, S, D]`: where a family makes room for heads, it has them."""
+    """A rotary table `[B, H, S, D]` instead of `[B, S, D]`: it already has the heads that a family adds a dimension
+    for."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -208,7 +210,7 @@ def _match_heads(table: Tensor, x: Any) -> Tensor:
 
 
 def attention_tables(attention: nn.Module, given: Any) -> Any:
-    """Returns the tables that an attention turns queries and keys by, of the rotary tables that its layer is
+    """Returns the tables with which an attention rotates queries and keys, from the rotary tables that its layer is
     `given`."""
     return _tables_by_head(given, getattr(attention, _ATTRIBUTE).chosen) if isinstance(given, Rungs) else given
 
@@ -301,8 +303,8 @@ AttentionInterface.register(_RANKING, _rank)
 def _give_tables(
     model: PreTrainedModel, scaling: LayerScaling, rungs: Sequence[float]
 ) -> Iterator[tuple[list[_Heads], Callable[[], None]]]:
-    """Gives attentions tables by head, of factors that are among `rungs`, and what takes that back. If the block
-    raises, the model is as it was."""
+    """Gives attentions tables by head, with factors among `rungs`; returns a function that removes them. If the block
+    raises, the model is unchanged."""
     heads: list[_Heads] = []
     if scaling.rungs is not None:
         raise BadModel(f"{name_of(model)}: its heads are scaled already; take that back first")
@@ -323,7 +325,7 @@ def _give_tables(
             heads.append(each)
         _require_by_head(model, scaling, heads)
         scaling.rungs = torch.tensor(rungs, dtype=torch.float32)
-        for each in heads:  # whose factors are alike get a table for all: keys that they share (Falcon's) stay one
+        for each in heads:  # heads with equal factors share a table, so shared keys (Falcon's) stay shared
             each.chosen = torch.zeros(1, dtype=torch.long)
         yield heads, undo
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:

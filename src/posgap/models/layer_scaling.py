@@ -5,9 +5,9 @@ that one computation is given the positions of all layers at once, and each laye
 tables from the result. So attention, cache and kernels are untouched, the model's own `rope_scaling`
 (linear, dynamic, yarn, llama3) works underneath, and decoding computes no more tables than before.
 
-Families differ in what the tables are: a pair of cosines and sines, or complex numbers (Llama 4, DeepSeek-V2); for
-positions `[B, S]`, or for those of time, height and width `[3, B, S]` (Qwen3.5, Qwen-VL). Which families can be scaled
-is tried when a model is: docs/mitigations.md has the list.
+Families differ in their tables: a pair of cosines and sines, or complex numbers (Llama 4, DeepSeek-V2); for positions
+`[B, S]`, or for time, height and width `[3, B, S]` (Qwen3.5, Qwen-VL). Whether a family can be scaled is tested on the
+model itself: docs/mitigations.md has the list.
 """
 
 import inspect
@@ -40,25 +40,25 @@ def layer_scaling(model: PreTrainedModel) -> "LayerScaling":
 
 
 class Rungs(NamedTuple):
-    """The stand-in for a layer's tables where its heads have factors of their own: `tables`, cosines and
-    sines `[N, B, S, D]` for the N factors that some head has, and `which [U]` of them belong to each rung."""
+    """Replaces a layer's tables if its heads have their own factors: `tables`, cosines and sines `[N, B, S, D]` for the
+    N factors of the heads, and `which [U]`, the table of each rung."""
 
     tables: tuple[Tensor, Tensor]
     which: Tensor
 
 
 class LayerScaling:
-    """The factors in force in a model, and what applies them.
+    """The factors of a model, and the hooks that apply them.
 
-    `factors` is `[L]`, or `[L, B]` where every row of a batch has factors of its own. With `rungs [U]`, the factors
-    that heads choose from beside their layer's, each layer is given its `Rungs` (`models.head_scaling`).
+    `factors` is `[L]`, or `[L, B]` if every row of a batch has its own factors. With `rungs [U]`, the factors that
+    heads choose from besides their layer's, each layer gets its `Rungs` (`models.head_scaling`).
     """
 
     rungs: Tensor | None = None
 
     def __init__(self, model: PreTrainedModel, tried: bool = True):
-        """Raises `PosgapError` if the model cannot be scaled; without `tried`, which is for a model that runs inside
-        a server alone, no tokens are read to see that."""
+        """Raises `PosgapError` if the model cannot be scaled. Without `tried`, which is only for a model inside a
+        server, no tokens are read to test that."""
         decoder = decoder_of(model)
         self.name = name_of(model)
         layers, rotaries = _rope_parts(decoder, self.name)
@@ -186,10 +186,10 @@ def _make_tables(
     *args: Any,
     **kwargs: Any,
 ) -> tuple:
-    """Returns, in place of a `rotary`'s tables, those of each layer, None if none will be read.
+    """Returns each layer's tables in place of a `rotary`'s own, or None if none will be read.
 
-    Its `own` forward makes all of them at once, from positions `[..., B, S]` as `[..., R * B, S]`, R scaled copies of
-    them. Tables are `[..., R * B, S, D]`.
+    Its `own` forward makes all of them at once, from R scaled copies of the positions `[..., B, S]`, as `[..., R * B,
+    S]`. Tables are `[..., R * B, S, D]`.
     """
     arguments = dict(zip(names, args)) | kwargs
     positions = arguments["position_ids"]
@@ -207,7 +207,7 @@ def _make_tables(
     scaled = positions.unsqueeze(-3) / factors.reshape(len(factors), -1, 1)
     follows = scaling.length_dependent and _follows_length(rotary, layer_type)
     if follows:
-        # The unscaled row makes the frequencies those of the unscaled length.
+        # The unscaled row keeps the frequencies at those of the unscaled length.
         unscaled = positions.unsqueeze(-3).to(scaled.dtype)
         scaled = torch.cat([unscaled.expand(*unscaled.shape[:-2], *scaled.shape[-2:]), scaled], dim=-3)
     copies = scaled.shape[-3]

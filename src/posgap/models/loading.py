@@ -39,7 +39,7 @@ _INDEX = "*.index.json"  # of shards
 _PLAIN = re.compile(r"[^./\\][^/\\]*")  # the name of a file beside it that is not hidden
 _OTHER_WEIGHTS = ("consolidated*.safetensors", "*/*.safetensors")  # the same again, for other programs
 HUB_SECONDS = 60.0  # for a model's small files
-SILENCE_SECONDS = 10.0  # of the hub, after which it is given up
+SILENCE_SECONDS = 10.0  # without a reply from the hub, before giving up
 MAX_GROWTH = 100.0  # of a text by a tokenizer's replacements
 MAX_PARTS = 4096  # layers, heads or experts that a config may name beyond what its weights have
 MIN_WEIGHTS = 1 << 24  # that a config may ask for, whatever the files hold
@@ -94,7 +94,7 @@ def require_own_files(folder: Path) -> None:
 
 
 def _closed_config(folder: Path) -> PretrainedConfig | None:
-    """The configuration of a folder whose config.json is closed, so that transformers refuses it; None of others."""
+    """Returns the configuration of a folder with a closed config.json, which transformers refuses; None for others."""
     file = folder / "config.json"
     if not file.is_file() or CLOSED_TYPE.encode() not in read_bytes(file):
         return None
@@ -113,8 +113,8 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 
 def _require_known_ids(path: str, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:
-    """Raises `BadModel` if the tokenizer has ids for which the model has no embedding. A padding token alone may be
-    such a one: it is taken back, and the end token pads."""
+    """Raises `BadModel` if the tokenizer has ids for which the model has no embedding. Only a padding token may be one:
+    it is removed, and the end token pads."""
     rows = getattr(config.get_text_config(), "vocab_size", None)
     if not isinstance(rows, int):
         return
@@ -149,7 +149,7 @@ def _require_bounded(tokenizer: Path) -> None:
 
 
 def with_padding_token(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """A tokenizer that pads: this one, or where it has no padding token one like it that pads with its end token."""
+    """Returns a tokenizer that pads: this one, or, if it has no padding token, a copy that pads with its end token."""
     if tokenizer.pad_token_id is not None:
         return tokenizer
     pads = copy.deepcopy(tokenizer)
@@ -182,15 +182,15 @@ def _require_one_rope(path: str) -> None:
 
 
 def load_as_trained(path: str, dtype: str = "auto", compute: str = "") -> "PreTrainedModel":
-    """A causal language model from safetensors, in evaluation mode, on the CPU, without the mitigations that its config
-    names: `posgap.mitigations.in_force.load_model` puts those in force, and is what everybody calls.
+    """Loads a causal language model from safetensors, in evaluation mode, on the CPU, without the mitigations that its
+    config names. Callers use `posgap.mitigations.in_force.load_model`, which applies those.
 
-    `dtype` of the parameters: "auto" is bfloat16 where there is a GPU and float32 elsewhere, "stored" is the file's.
-    `compute` is the precision of the arithmetic if autocast makes it another. Attention is FlashAttention-2 where the
-    machine has it and the arithmetic is in 16 bits, else what transformers chooses (sdpa).
+    `dtype` of the parameters: "auto" is bfloat16 if there is a GPU, else float32; "stored" is the file's. `compute` is
+    the precision of the arithmetic if autocast changes it. Attention is FlashAttention-2 if the machine has it and the
+    arithmetic is in 16 bits, else transformers' choice (sdpa).
 
-    Raises `PosgapError` if weights are missing, left over, of another shape, or not finite, if files of weights lie
-    beside those that load, and if the model is none that reads from left to right.
+    Raises `PosgapError` if weights are missing, left over, of another shape, or not finite, if unused weight files lie
+    beside those that load, and if the model is not causal.
     """
     # Whoever reads a config or a tokenizer alone need not wait for all that models are made of.
     from transformers import AutoModelForCausalLM
@@ -320,14 +320,14 @@ def require_causal_family(path: str, config: PretrainedConfig) -> None:
 
 @torch.inference_mode()
 def _require_causal(path: str, model: Any) -> None:
-    """`PosgapError` if a later token changes what a model says after earlier ones, as in BERT and its kin.
+    """Raises `PosgapError` if a later token changes a model's output at earlier ones, as in BERT and similar models.
 
-    Six tokens tell. They are read only where no attention layer says that it is causal, or the config that it is not:
-    of the families of today these are some encoders and a few that say nothing.
+    Six tokens show it. They are read only if no attention layer says that it is causal, or the config says that it is
+    not. Of today's families these are some encoders and a few that say nothing.
     """
     says_so = any(getattr(module, "is_causal", False) for module in model.modules())
     in_doubt = not says_so or getattr(model.config.get_text_config(), "use_bidirectional_attention", False)
-    # Under ZeRO-3 the weights are elsewhere; who trains there has had the teacher's answers from the whole model.
+    # Under ZeRO-3 the weights are sharded; there the whole model has already given the teacher's answers.
     if not in_doubt or not all(weight.numel() for weight in model.parameters()):
         return
     ids = torch.arange(1, 7).repeat(2, 1)
@@ -376,12 +376,12 @@ def disable_cudnn_attention() -> None:
 
 
 def model_folder(path: str, weights: bool = True) -> Path:
-    """The folder of a model: the path itself, or where the cache has the hub's files of this name, after a download
-    if need be; without `weights`, of the small files alone.
+    """Returns the folder of a model: the path itself, or the cache's folder with the hub's files of this name,
+    downloaded if needed; without `weights`, the small files alone.
 
-    `NAME@REVISION` is the model at that commit, tag or branch. The hub is asked once a process for each name, so that
-    all parts of a model are of one commit; where it does not answer, or HF_HUB_OFFLINE is set, what the cache has is
-    taken. `PosgapError` if it has nothing.
+    `NAME@REVISION` is the model at that commit, tag or branch. The hub is asked once per process and name, so all parts
+    of a model come from one commit. If it does not answer, or HF_HUB_OFFLINE is set, the cached files are used. Raises
+    `PosgapError` if the cache has none.
     """
     if Path(path).is_dir():
         return Path(path)
@@ -405,7 +405,7 @@ def _snapshot(name: str, weights: bool) -> str:
     """The folder of the hub's files in the cache; `name` may end in `@REVISION`."""
     name, _, revision = name.partition("@")
     wanted = [*_SMALL, _WEIGHTS] if weights else [*_SMALL]
-    get_session().timeout = SILENCE_SECONDS  # which the library waits through for ever where it only asks
+    get_session().timeout = SILENCE_SECONDS  # the library itself would wait for ever in queries
     return snapshot_download(name, revision=revision or None, allow_patterns=wanted, ignore_patterns=[*_OTHER_WEIGHTS])
 
 
@@ -430,8 +430,8 @@ def eager_attention(model: "PreTrainedModel") -> Iterator[None]:
 
 
 def _biased_once(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """The arguments of Falcon's attention without ALiBi's biases, where its mask has them already: transformers 5.23's
-    eager attention adds them a second time, sdpa does not."""
+    """Returns the arguments of Falcon's attention without ALiBi's biases, if its mask already has them: transformers
+    5.23's eager attention adds them a second time, sdpa does not."""
     alibi = kwargs.get("alibi")
     mask = kwargs.get("attention_mask")
     if alibi is not None and mask is not None and mask.is_floating_point():
@@ -458,8 +458,8 @@ def _set_attention(model: "PreTrainedModel", name: str) -> None:
 def save_model(
     model: "PreTrainedModel", tokenizer: PreTrainedTokenizerBase, out: Path, state: dict | None = None
 ) -> None:
-    """Writes a Hugging Face folder in safetensors, closed where the model's config names what posgap alone applies;
-    `state` stands in for parameters kept elsewhere."""
+    """Writes a Hugging Face folder in safetensors, closed if the model's config names something that only posgap
+    applies; `state` stands in for parameters kept elsewhere."""
     if state is not None:
         tied = getattr(model, "all_tied_weights_keys", {})
         state = {name: tensor for name, tensor in state.items() if name not in tied}
@@ -468,11 +468,12 @@ def save_model(
         tokenizer.save_pretrained(out)
         if is_altered(model.config):
             write_closable_config(out, read_config(out))
-    # transformers before 5.23 writes no generation config with settings that have no effect, also where it was read so.
+    # transformers before 5.23 refuses to write a generation config with settings that have no effect, even one that it
+    # read.
     except (OSError, SafetensorError, ValueError) as error:
         raise BadOutput(f"{out}: the model could not be written: {' '.join(str(error).split())}") from None
     for weights in out.glob("*.safetensors"):
-        shutil.copymode(out / "config.json", weights)  # safetensors lets nobody but their owner read them
+        shutil.copymode(out / "config.json", weights)  # safetensors makes them readable by their owner alone
 
 
 def resolve_dtype(name: str) -> torch.dtype:
@@ -486,6 +487,6 @@ def resolve_dtype(name: str) -> torch.dtype:
 
 
 def context_length(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Tokens the model can read: the smaller of what model and tokenizer declare."""
+    """Returns the number of tokens that the model can read: the smaller of the model's and the tokenizer's limits."""
     declared = getattr(config.get_text_config(), "max_position_embeddings", None)
     return min(declared or tokenizer.model_max_length, tokenizer.model_max_length)

@@ -47,14 +47,13 @@ def tokens_that_fit(model: Any, device: "torch.device") -> int:
 
 
 def available_bytes() -> float:
-    """The memory that a process may still take: of the machine, and of its container, if that has a limit. Infinite
-    where the system does not tell (not Linux)."""
+    """Returns the memory that a process may still take: the machine's, and its container's, if that has a limit.
+    Infinite if the system does not tell (not Linux)."""
     return min(_free_of_machine(), _free_of_container())
 
 
 class DeviceMemory(NamedTuple):
-    """Bytes of a GPU: those that this process can have, those of tensors that are there, and the most that were since
-    it was last asked."""
+    """Bytes of a GPU: those that this process can have, those of live tensors, and their peak since the last call."""
 
     total: int
     standing: int
@@ -131,8 +130,8 @@ def _free_of_container() -> float:
 
 
 def give_back_freed() -> None:
-    """Has the C library give back to the system what was freed, which it otherwise keeps for what may come; where it
-    cannot (not glibc), nothing."""
+    """Makes the C library return freed memory to the system, which it otherwise keeps for later; does nothing without
+    glibc."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

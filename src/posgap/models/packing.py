@@ -1,4 +1,4 @@
-"""Weights of linear layers in the order in which a processor multiplies them quickest."""
+"""Stores the weights of linear layers in the processor's fastest order for multiplication."""
 
 from typing import Any
 
@@ -14,12 +14,11 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 
 def pack_weights(model: PreTrainedModel) -> None:
-    """Has a model's linear layers multiply by packed copies of their weights while no gradient is asked for.
+    """Makes a model's linear layers multiply by packed copies of their weights while no gradient is needed.
 
-    oneDNN reads a packed weight without reordering it. In bfloat16 the products are the same to the bit, in float32
-    they are rounded otherwise, as in a batch of another size. Nothing is done on a GPU, without oneDNN, in bfloat16 on
-    a processor for which oneDNN has no such products, or where the copies would take more than `SHARE` of the memory
-    that is free.
+    oneDNN reads a packed weight without reordering it. In bfloat16 the products are bit-identical; in float32 they are
+    rounded differently, as in a batch of another size. Does nothing on a GPU, without oneDNN, in bfloat16 if oneDNN has
+    no such products on the processor, or if the copies would take more than `SHARE` of the free memory.
     """
     layers = [module for module in model.modules() if isinstance(module, nn.Linear) and _gains(module)]
     size = sum(layer.weight.nbytes for layer in layers)

@@ -1,5 +1,5 @@
-"""What changes of a model in memory have in common: its name in messages, attributes that are replaced for a while,
-what its forward pass knows, and such a pass over a few tokens, which shows what a change does."""
+"""What changes of a loaded model share: its name in messages, temporary replacements of attributes, what its forward
+pass knows, and a pass over a few tokens that shows the effect of a change."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ def name_of(model: "PreTrainedModel") -> str:
 def replace_attribute(module: "nn.Module", name: str, value: Any) -> Callable[[], None]:
     """Sets an attribute of a module, and returns what restores it.
 
-    Nothing is restored where the attribute was replaced once more for good, as layer scaling does it.
+    It restores nothing if the attribute was meanwhile replaced for good, as by layer scaling.
     """
     before = vars(module).get(name)
     vars(module)[name] = value

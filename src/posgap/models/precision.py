@@ -14,7 +14,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def device_class() -> str:
-    """The class of device on which models compute here: "cuda" where there is a GPU, else "cpu"."""
+    """Returns the class of device that computes here: "cuda" if there is a GPU, else "cpu"."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -31,8 +31,8 @@ def warn_of_device(model: str, swept_on: str) -> None:
 
 
 def bfloat16_of_cpu() -> str:
-    """The flag of the processor that says that it multiplies matrices in bfloat16; empty if it does not, or if
-    the system does not tell (not Linux on x86)."""
+    """Returns the processor's flag for matrix products in bfloat16; empty if it has none, or if the system does not
+    tell (not Linux on x86)."""
     try:
         lines = _CPUINFO.read_text().splitlines()
     except OSError:
@@ -44,12 +44,12 @@ def bfloat16_of_cpu() -> str:
 
 
 def generating_dtype(dtype: str, config: "PretrainedConfig") -> str:
-    """The dtype in which a model of this config generates: `dtype`, or what "auto" stands for.
+    """Returns the dtype in which a model of this config generates: `dtype`, or what "auto" stands for.
 
-    That is bfloat16 on a GPU, and on a processor that multiplies in bfloat16 for a model of at least `MIN_PARAMETERS`
-    parameters; else float32. It follows from machine and model alone, never from a measured speed, so that a run that
-    is repeated or goes on chooses alike. Whoever forces tokens or differentiates keeps to
-    `posgap.models.loading.resolve_dtype`: in bfloat16 ties lose right answers.
+    That is bfloat16 on a GPU, and on a processor with bfloat16 products for a model of at least `MIN_PARAMETERS`
+    parameters; else float32. It depends only on machine and model, never on a measured speed, so a repeated or resumed
+    run chooses alike. Code that forces tokens or differentiates uses `posgap.models.loading.resolve_dtype` instead: in
+    bfloat16 ties lose right answers.
     """
     if dtype != "auto":
         return dtype
@@ -59,8 +59,8 @@ def generating_dtype(dtype: str, config: "PretrainedConfig") -> str:
 
 
 def n_parameters(config: "PretrainedConfig") -> int:
-    """How many parameters a causal language model of this config has, tied ones counted once. No memory is taken for
-    them. 0 where transformers knows no such model, which whoever loads it is told."""
+    """Returns the number of parameters of a causal language model with this config; tied ones count once. It allocates
+    no memory for them. Returns 0 if transformers does not know the model; loading it reports that."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -1,4 +1,5 @@
-"""What a folder must be to be registered: other programs load from it what posgap does, and run none of its code."""
+"""Decides whether a folder can be registered: other programs must load the same from it as posgap, and run none of its
+code."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +17,8 @@ _OTHER_WEIGHTS = ("*.gguf", "pytorch_model*.bin")
 
 
 def require_registrable(folder: Path) -> None:
-    """Raises `BadModel` if a folder holds code, weights beside those that load, or tensors that are not the model's
-    own as transformers saves them: under another name, or not read at all, they would make the same weights another
+    """Raises `BadModel` if a folder holds code, unused weights beside those that load, or tensors that differ from what
+    transformers saves for the model. Under another name, or unread, these would make the same weights look like another
     model."""
     for file in sorted(folder.rglob("*.py")):
         raise BadModel(f"{file}: is code, which would run wherever the model is loaded with it; remove it")

@@ -1,9 +1,9 @@
-"""RoPE whose frequencies follow the length of what is read: Phi-3's long RoPE, dynamic NTK.
+"""Handles RoPE whose frequencies follow the length of the input: Phi-3's long RoPE, dynamic NTK.
 
-transformers chooses the frequencies of a whole batch by its longest row, and dynamic NTK keeps those of the longest
-prompt it has read. So an answer would depend on which other prompts are in the batch, and on those before it. And what
-a model answers token by token is not what it gives when prompt and answer are read at once, unless its frequencies are
-the same from the prompt's first token to the answer's last.
+transformers chooses a whole batch's frequencies by its longest row, and dynamic NTK keeps those of the longest prompt
+that it has read. So an answer would depend on the other prompts in the batch, and on those before it. And a model's
+token-by-token answer differs from reading prompt and answer at once, unless its frequencies are the same from the
+prompt's first token to the answer's last.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ class RopeLengths(NamedTuple):
 
     @classmethod
     def from_config(cls, config: PretrainedConfig) -> "RopeLengths":
-        """Those of a model's configuration, whose layers may be of several types with a RoPE each."""
+        """Returns the RoPEs of a model's configuration; its layers may be of several types with a RoPE each."""
         text: Any = config.get_text_config()
         rope = getattr(text, "rope_parameters", None) or {}
         each = [value for value in rope.values() if isinstance(value, dict) and "rope_type" in value] or [rope]
@@ -41,11 +41,11 @@ class RopeLengths(NamedTuple):
         return bool(self.bounds)
 
     def regime(self, prompt: int, new: int) -> Regime:
-        """Returns what prompts of one batch must have in common so that each is answered as it is alone, for a prompt
+        """Returns a key that prompts of one batch must share so that each gets the same answer as alone, for a prompt
         of that many tokens and an answer of up to `new`.
 
-        Short ones may be together, and so may those that are beyond the bound from the start, if they all have the
-        same frequencies then. The frequencies of others change with each token, so only equal lengths go together.
+        Short ones may be batched, and so may those beyond the bound from the start, if they all have the same
+        frequencies then. The frequencies of others change with each token, so only equal lengths are batched.
         """
         parts = []
         for kind, bound in self.bounds:
@@ -54,9 +54,9 @@ class RopeLengths(NamedTuple):
         return tuple(parts)
 
     def why_not_forced(self, lengths: Iterable[tuple[int, int]]) -> str:
-        """Why prompts with answers of these `lengths` cannot be read at once; empty if they can.
+        """Says why prompts with answers of these `lengths` cannot be read at once; empty if they can.
 
-        They can where frequencies stay the same throughout, for all of them: each is short, or each is long.
+        They can if frequencies stay the same throughout, for all of them: each is short, or each is long.
         """
         regimes = {self.regime(prompt, new) for prompt, new in lengths} if self else set()
         if len(regimes) <= 1 and max(chain(*regimes), default=0) <= 0:

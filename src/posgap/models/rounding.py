@@ -1,8 +1,8 @@
-"""Trained weights in the precision in which they are stored, and how much of what training did is left in them.
+"""Stores trained weights in a lower precision, and measures how much of the training is left in them.
 
 A number in bfloat16 has 8 significant bits: near 0.016 the next one is 1.2e-4 away. Twenty steps at the paper's
-learning rate of 3e-6 move a weight by at most 6e-5, so rounded to the nearest number nearly all weights are the base's
-again, and the model is the one that training began with.
+learning rate of 3e-6 move a weight by at most 6e-5. Rounded to the nearest number, nearly all weights are then the
+base's again, and the training is lost.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from posgap.foundation.errors import BadModel
 MIN_KEPT = 0.9  # the least share of the update that is to be in what is stored
 _IN_WORDS = {"nearest": "to the nearest numbers", "stochastic": "up or down at random"}
 _AT_ONCE = 1 << 24  # numbers
-_COUNTED_AT_ONCE = 1 << 20  # of each of which there are half a dozen in float64
+_COUNTED_AT_ONCE = 1 << 20  # each needs half a dozen copies in float64
 
 
 @dataclass
@@ -28,7 +28,7 @@ class UpdateRetention:
     along: float = 0.0  # the sum of (stored - base) (trained - base)
     whole: float = 0.0  # the sum of (trained - base)^2
     changed: int = 0  # numbers that training changed
-    differing: int = 0  # those of them that differ from the base when they are stored
+    differing: int = 0  # those that differ from the base when stored
 
     def add_tensor(self, base: Tensor, trained: Tensor, stored: Tensor) -> None:
         """Counts one tensor in: as the base has it, as trained (in float32), and as stored."""
@@ -44,11 +44,11 @@ class UpdateRetention:
 
     @property
     def update(self) -> float:
-        """How far the stored weights went from the base's along the way that training went, as a share of that way: 1
-        for all of it, 0 for the base. Where training changed nothing it is 1.
+        """The distance of the stored weights from the base's in the direction of training, as a share of the trained
+        distance: 1 for all of it, 0 for the base. It is 1 if training changed nothing.
 
-        It is the projection of one difference on the other: noise that rounding adds, which has no direction, does not
-        count, and neither does a small share of large steps that stand for many small ones.
+        It is the projection of one difference on the other. Noise from rounding has no direction and does not count;
+        nor does it matter that few large steps stand for many small ones.
         """
         return self.along / self.whole if self.whole else 1.0
 
@@ -60,8 +60,8 @@ class UpdateRetention:
 
 @dataclass(frozen=True)
 class RoundedWeights:
-    """A model's weights in the precision in which they are stored: `state` by name, without tied ones, in `dtype` where
-    the base has its own, rounded as `rounding` says; and how much of the update is `kept` in them."""
+    """A model's weights as stored: `state` by name, without tied ones, in `dtype` for tensors in which the base has its
+    own, rounded as `rounding` says; and how much of the update is `kept` in them."""
 
     state: Mapping[str, Tensor]
     dtype: torch.dtype
@@ -78,8 +78,8 @@ def round_weights(
 ) -> RoundedWeights:
     """Returns the stored weights of `base` in `dtype`, replaced by those of `after` (float32).
 
-    They are rounded to the nearest numbers where that keeps the update, else at random by `seed`. Raises `PosgapError`
-    if `dtype` cannot hold a weight.
+    They are rounded to the nearest numbers if that keeps the update, else at random by `seed`. Raises `PosgapError` if
+    `dtype` cannot hold a weight.
     """
     before = base.state_dict()
     tied = getattr(base, "all_tied_weights_keys", None) or {}
@@ -109,10 +109,10 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def round_stochastically(values: Tensor, dtype: torch.dtype, seed: int, name: str = "") -> Tensor:
-    """`values` (float32) in `dtype`, each the next number below or above with the probabilities that make its
-    expectation the value itself; numbers that `dtype` has stay what they are.
+    """Returns `values` (float32) in `dtype`, each the next number below or above with the probabilities that make its
+    expectation the value itself; numbers that `dtype` can hold stay.
 
-    It is a function of its arguments alone; `name` gives each of a model's tensors draws of its own.
+    It depends only on its arguments; `name` gives each of a model's tensors its own draws.
     """
     if dtype.itemsize > 2:
         return values.to(dtype)
@@ -126,6 +126,6 @@ def _round_part(values: Tensor, dtype: torch.dtype, generator: torch.Generator) 
     # In both formats of 16 bits the next number away from zero, or towards it, is the next integer.
     away = values.abs() > near.float().abs()
     next_over = (near.view(torch.int16) + torch.where(away, 1, -1).to(torch.int16)).view(dtype)
-    # NaN where the value is zero or infinite, and chosen then by no draw.
+    # NaN if the value is zero or infinite; no draw chooses it then.
     share = (values - near.float()) / (next_over.float() - near.float())
     return torch.where(torch.rand(values.shape, generator=generator) < share, next_over, near)

@@ -1,4 +1,4 @@
-"""The tensors of a model's folder: from which files they load, and what tells a model from others by them."""
+"""Reads the tensors of a model's folder: the files from which they load, and a digest that tells models apart."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ _BLOCK = 1 << 24
 
 
 class StoredTensor(NamedTuple):
-    """A tensor as a safetensors file holds it: its name, dtype and shape, and where in the file its bytes are."""
+    """A tensor in a safetensors file: its name, dtype and shape, and the place of its bytes in the file."""
 
     name: str
     dtype: str
