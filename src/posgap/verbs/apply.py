@@ -30,7 +30,7 @@ MAX_APART = 0.02  # of the logits' norm
 
 class Chosen(NamedTuple):
     """A mitigation with its settings, the model for which they were found, and the contents of the examples that chose
-    them; of a search of factors also its `scaling`."""
+    them; a search of factors also has its `scaling`."""
 
     name: str
     settings: dict
@@ -115,8 +115,8 @@ _READERS = {MITIGATE_FILE: _from_mitigate, SCALING_FILE: _from_search}
 
 @torch.inference_mode()
 def _require_alike(model: PreTrainedModel, written: PreTrainedModel) -> None:
-    """Raises `PosgapError` unless the model with the mitigation in force and the written folder's model agree on some
-    tokens, but for rounding."""
+    """Raises `PosgapError` unless the mitigated model and the written folder's model agree on some tokens, except for
+    rounding."""
     ids = torch.arange(3, 19)[None] % model.config.get_text_config().vocab_size
     said, again = (each(input_ids=ids, use_cache=False).logits.double() for each in (model, written))
     off = float((again - said).norm() / said.norm())

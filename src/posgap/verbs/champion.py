@@ -1,7 +1,7 @@
 """`posgap champion`: a sweep of the registered champion, which candidates are compared with and which `watch` judges.
 
-It runs several stages: where the champion was not swept in the way that is asked for, it is swept now. Sweeps of
-champions are kept in the cache by what decides them.
+It runs several stages: if the champion was not swept with these settings, it is swept now. Champions' sweeps are kept
+in the cache, keyed by what decides them.
 """
 
 import logging
@@ -45,13 +45,13 @@ CHAMPION_FILE = "champion.json"
 
 
 class _CachedSweepConfig(SweepConfig):
-    is_costly: ClassVar[bool] = False  # one in the cache is made again where other examples are at hand
+    is_costly: ClassVar[bool] = False  # a cached one is made again if other examples are given
 
 
 class SweptVersion(Record):
-    """What `champion.json` says: which version of a registered model was swept; null if there was no champion.
+    """The contents of `champion.json`: which version of a registered model was swept; null if there was no champion.
 
-    `promoted_mean_ci95` is the interval of its mean when it was promoted, where MLflow knows it.
+    `promoted_mean_ci95` is the interval of its mean at promotion, if MLflow has it.
     """
 
     name: str
@@ -63,8 +63,8 @@ class SweptVersion(Record):
 def champion(config: ChampionConfig, out: Path, run: Run) -> None:
     """Writes a sweep of the registered champion, and `champion.json`: its name and version.
 
-    It is asked as the sweep `like` was, else as when it was promoted. If the registered model has no champion there is
-    no sweep, and the version is null. `PosgapError` if it cannot be swept, or its settings are unknown.
+    It has the settings of the sweep `like`, else those of its promotion. If the registered model has no champion there
+    is no sweep, and the version is null. `PosgapError` if it cannot be swept, or its settings are unknown.
     """
     version = registry.get_version(config.name, config.version) if config.version else registry.to_beat(config.name)
     if version is None:
@@ -82,7 +82,7 @@ def champion(config: ChampionConfig, out: Path, run: Run) -> None:
     judged = SweptVersion(name=config.name, version=str(version.version), promoted_mean_ci95=before)
     write_json(out / CHAMPION_FILE, judged.model_dump())
     figures = read_sweep(out)
-    # What was kept of a promoted sweep is what a verdict rests on, without its pages.
+    # A promoted sweep is kept for its verdict, without its pages.
     write_readable(figures, out, pack_folders([Evidence(out)]))
     log_sweep(figures, run)
     run.tags({"posgap.version": str(version.version)})
@@ -96,11 +96,11 @@ def says_there_is_none(folder: Location) -> bool:
 
 
 def sweep_like(version: "ModelVersion", like: Location, examples: Location | None = None) -> Location:
-    """A sweep of a registered version that was asked as another sweep: the one it was promoted with, or a new one; and
-    so of its guards.
+    """A sweep of a registered version with another sweep's settings, and the same for its guards: the sweep that it was
+    promoted with, or a new one.
 
-    If the best champion up to that version is another one, its sweep lies in the folder, as `anchor`. `examples` are
-    those of the other sweep, where its manifest does not say where they are.
+    If the best champion up to that version is another one, its sweep is in the folder as `anchor`. `examples` are those
+    of the other sweep, if its manifest does not say where they are.
     """
     parts = _sweep_with_guards(version, like, examples)
     best = anchor_of(version)
@@ -192,12 +192,12 @@ def _on_other_examples(version: "ModelVersion", examples: Location) -> Location:
 
 
 def _folder(version: "ModelVersion") -> Path:
-    """Where what is known of a version lies on this machine."""
+    """Returns the local folder of what is known of a version."""
     return swept_champions() / digest_of(registry.identity(version))[:16]
 
 
 def _promoted_with(version: "ModelVersion") -> Path | None:
-    """The sweep with which a version was promoted, as MLflow keeps it; None if it is not there, or was changed."""
+    """Returns the sweep with which a version was promoted, from MLflow; None if it is missing or was changed."""
     folder = _folder(version)
     run = version.tags.get(registry.PROMOTION_RUN, "")
     kept = folder / f"sweep-{digest_of(run)[:16]}"

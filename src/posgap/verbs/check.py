@@ -1,7 +1,6 @@
-"""`posgap check`: a model or an endpoint is swept and judged in one command, without a base to compare with.
+"""`posgap check`: sweeps and judges a model or an endpoint in one command, without a base to compare with.
 
-It runs the stage `sweep`, whose output is not made again where it is complete, and applies those rules of the gate that
-need no reference.
+It runs the stage `sweep`, which reuses a complete output, and applies the gate's rules that need no reference.
 """
 
 import logging
@@ -47,8 +46,8 @@ CHECK_FILE, PAGE_FILE, MADE_FILE = "check.json", "check.html", "examples.jsonl"
 def check(config: CheckConfig) -> Verdict:
     """Writes a sweep and its verdict, `check.json` and `check.html`, into `config.out`.
 
-    Prints the curve and the verdict. Raises `GateRefusal` if the model breaks a rule, and `NotEnoughEvidence` where
-    it may.
+    Prints the curve and the verdict. Raises `GateRefusal` if the model breaks a rule, and `NotEnoughEvidence` if it
+    may.
     """
     with RunFolder(config, "check") as output:
         verdict, swept = _run_check(config, output)
@@ -73,7 +72,7 @@ def terminal_text(model: str, verdict: Verdict, sweep: Sweep) -> str:
 
 def _run_check(config: CheckConfig, output: RunFolder) -> tuple[Verdict, Sweep]:
     for name in (CHECK_FILE, PAGE_FILE):
-        delete_path(output.out / name)  # that of an earlier check, which says nothing of this one
+        delete_path(output.out / name)  # an earlier check's result does not apply to this one
     policy = policy_of(config.model_copy(update={"policy": config.policy and fetch_location(config.policy)}))
     with start_run("check", {}, output.out) as run:
         if run.id:
@@ -118,7 +117,7 @@ def _judge_sweep(swept: Path, policy: Policy, given: Location, look: int) -> tup
         figures = read_sweep(copy)
         examples = swept_examples(copy, given)
         number = attempt_number(figures)
-        if policy.most_examples:  # the next look of this check has less of the error, even if nobody counts others
+        if policy.most_examples:  # this check's next look has less of the error, even if others are not counted
             number = max(number or 1, look)
         verdict = judge(copy, None, None, policy, examples=examples, look=number)
     record_attempt(verdict, figures)

@@ -26,13 +26,13 @@ VERSION_FILE = "version.json"
 
 @functools.partial(stage, name="data_version")
 def _write_version(config: DataVersionConfig, out: Path, run: Run) -> None:
-    """Writes `version.json`: the newest data version, and which of data, base model and recipe the champion was not
-    made from.
+    """Writes `version.json`: the newest data version, and which of data, base model and recipe have changed since the
+    champion.
 
     If the champion was made from all of them, `skip` is true and the run's description in MLflow says why. If
-    `only_new` is false, only the version is looked up. `cache_keys` has a digest of what the steps of a pipeline read,
-    for KFP's cache, which knows artifacts by their names only: `eval` of evaluation data and base model, `train` of
-    these and the training data, `champion` of evaluation data, base model, recipe and champion.
+    `only_new` is false, only the version is looked up. `cache_keys` has a digest of the inputs of a pipeline's steps,
+    for KFP's cache, which knows artifacts only by name: `eval` of evaluation data and base model, `train` of these and
+    the training data, `champion` of evaluation data, base model, recipe and champion.
     """
     version = newest(config.data)
     held_out = newest(config.data_eval) if config.data_eval else None

@@ -1,4 +1,4 @@
-"""The policy that the options of a verb demand, or the file and the registered model that they name."""
+"""Finds the policy that a verb's options demand, or the file and the registered model that they name."""
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.locations import Location
@@ -10,9 +10,9 @@ from posgap.options.plan_gate import PlanGateConfig
 
 
 def policy_of(config: GateConfig | CheckConfig | PlanGateConfig) -> Policy:
-    """The policy that a gate judges by: its file's, or else the one that its options make.
+    """Returns the policy that a gate applies: its file's, or else the one that its options make.
 
-    With a file no option has a say: `PosgapError` if one is neither its default nor what the policy says.
+    With a file, options must be defaults or agree with it, else `PosgapError`.
     """
     options = Policy.of(config)
     if config.policy is None:
@@ -30,10 +30,9 @@ def policy_of(config: GateConfig | CheckConfig | PlanGateConfig) -> Policy:
 
 
 def policy_file(config: GateConfig) -> Location | None:
-    """The file of the policy that a gate judges by; None if its options are the policy.
+    """Returns the file of the policy that a gate applies; None if its options are the policy.
 
-    It is the policy of the registered model that the candidate is for, where that has one: `PosgapError` if
-    another is given beside it.
+    If the candidate's registered model has a policy, it is that one: `PosgapError` if another is given too.
     """
     own = registered_policy(config.name) if config.name else None
     if own is None:

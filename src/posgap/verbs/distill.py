@@ -153,8 +153,8 @@ def _write_records(config: DistillConfig, pairs: list[Pair], history: History, o
 def _warn_before_training(
     config: DistillConfig, model: PreTrainedModel, schedule: Schedule, updates: int, accelerator: Accelerator
 ) -> None:
-    """Warns where so few updates cannot move the model, or where DeepSpeed begins with rounded weights; raises
-    `PosgapError` if many updates at a rate that was given cannot."""
+    """Warns if so few updates cannot move the model, or if DeepSpeed begins with rounded weights; raises `PosgapError`
+    if many updates at a given rate cannot."""
     if METHODS[config.method].needs_teacher:
         _tell(logging.WARNING, describe_poor_teacher(config.responses))
     movement = Movement.estimate(model.config, updates, schedule.reach(updates))
@@ -189,8 +189,8 @@ def _rounding_warning(model: str, mixed: bool, by_deepspeed: bool) -> str:
 
 
 def _read_data(config: DistillConfig) -> tuple[list[Pair], Collator]:
-    """The examples with the responses to learn, of each example those at one placement, or in all orders of its items
-    where these are chosen among."""
+    """Returns the examples with the responses to learn: each example's at one placement, or in all orders of its items
+    if the model chooses among these."""
     METHODS[config.method].require_suited(TASKS[config.task])
     responses = read_responses(config.responses)
     if not TASKS[config.task].slot_names:
@@ -214,7 +214,7 @@ def _require_rope_of_length(config: DistillConfig, collate: Collator) -> None:
     """Raises `PosgapError` if RoPE depends on the length and would differ from that during generation."""
     rope = RopeLengths.from_config(load_config(config.model))
     if rope:
-        # Where the teacher reads; at other placements a prompt has a few tokens more or less, which its batch shows.
+        # The teacher's placement; at others a prompt has a few tokens more or less, which its batch shows.
         read = map(collate.token_ids, teacher_prompts(collate.pairs))
         reason = rope.why_not_forced([(len(prompt), len(response)) for prompt, response in read])
         if reason:
@@ -274,7 +274,7 @@ def _load_model(config: DistillConfig) -> PreTrainedModel:
 
 
 def _require_room(config: DistillConfig, out: Path, model: PreTrainedModel, accelerator: Accelerator) -> None:
-    """Raises `PosgapError` before training where the model cannot be written, or a CPU has no memory to train it."""
+    """Raises `PosgapError` before training if the model cannot be written, or a CPU lacks the memory to train it."""
     stored = load_config(config.model).dtype or torch.float32
     dtype: Any = stored if config.export_dtype == "auto" else getattr(torch, config.export_dtype)
     size = model.num_parameters() * dtype.itemsize
@@ -284,8 +284,8 @@ def _require_room(config: DistillConfig, out: Path, model: PreTrainedModel, acce
 
 
 def _require_memory(config: DistillConfig, model: PreTrainedModel) -> None:
-    """`PosgapError` before training on a processor where the system would end it at the first update or checkpoint:
-    beside the optimizer's means, gradients are there or a checkpoint that is being written."""
+    """Raises `PosgapError` before training on a processor if the system would kill it at the first update or
+    checkpoint: besides the optimizer's means, memory holds gradients or a checkpoint that is being written."""
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     instead = "" if config.lora_rank else f"train adapters (--lora-rank {LORA_RANK}), "
     beside = 4  # gradients
@@ -318,8 +318,8 @@ def _model_digest(config: DistillConfig) -> str:
 def _fingerprint(config: DistillConfig, collate: Collator, evaluation: Evaluation | None) -> str:
     """Identifies a training run: checkpoints of another one are not gone on from, nor those with figures of other
     held-out examples."""
-    # So a run that is out of memory can go on in another way, on other processes, and one whose model could not be
-    # written as it was to be.
+    # So a run that is out of memory can resume in another way, on other processes; so can one whose model could not be
+    # written as configured.
     without_effect = {"micro_batch_tokens", "gradient_checkpointing", "deepspeed", "export_dtype"}
     without_effect |= {"eval", "eval_text", "eval_steps", "keep"}
     parameters = config.model_dump(mode="json", include=set(config.parameters()) - without_effect)

@@ -1,7 +1,7 @@
-"""Says what this machine can do: a line for each part, and for what is missing the command that mends it.
+"""Reports what this machine can do: a line for each part, and the command that installs or repairs a missing one.
 
-Nothing heavy is imported: packages are looked up by their metadata, GPUs by `nvidia-smi`, and what is configured
-(MLflow, S3, Kubeflow, the hub) is asked whether it answers, each for a few seconds at most.
+It imports nothing heavy: packages are looked up by their metadata, GPUs by `nvidia-smi`. Configured services (MLflow,
+S3, Kubeflow, the hub) are contacted, each for a few seconds at most.
 """
 
 import os
@@ -34,8 +34,8 @@ MARKS = {"yes": "✓", "no": "–", "untested": "?", "broken": "✗"}
 
 
 class Finding(NamedTuple):
-    """One part: whether it is there (`yes`), not there and not asked for (`no`), there in an untested version
-    (`untested`), or asked for and not working (`broken`); what was seen; and what to do, if anything."""
+    """One part: whether it is there (`yes`), absent and not configured (`no`), there in an untested version
+    (`untested`), or configured and not working (`broken`); what was seen; and what to do, if anything."""
 
     part: str
     state: Literal["yes", "no", "untested", "broken"]
@@ -45,8 +45,8 @@ class Finding(NamedTuple):
 
 @with_local_paths
 def doctor(config: DoctorConfig) -> None:
-    """Prints what this machine can do, or of a model what it applies. Raises `Findings` if something configured does
-    not work, and `PosgapError` if a model does not apply what its config says."""
+    """Prints what this machine can do, or which settings of a model it applies. Raises `Findings` if something
+    configured does not work, and `PosgapError` if a model does not apply its config."""
     if config.model:
         from posgap.scaling.serve_check import serve_check
 
@@ -66,7 +66,7 @@ def doctor(config: DoctorConfig) -> None:
 
 
 def findings() -> Iterator[Finding]:
-    """All parts, in the order in which one needs them."""
+    """Returns all parts, in the order in which users need them."""
     yield Finding("posgap", "yes", f"{__version__}, Python {platform.python_version()}, {os.cpu_count()} processors")
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     yield Finding("memory", "yes", f"{total / 2**30:.0f} GiB")
@@ -206,7 +206,7 @@ def _hub() -> Finding:
     address = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     said = "logged in" if logged_in else "not logged in, which gated models need (hf auth login)"
     answered = _answers("hub", address, address, "models must lie in folders, or in its cache")
-    # Nobody has asked for it: without a network, models lie in folders.
+    # It is not configured: without a network, models lie in folders.
     return (
         answered._replace(state="no")
         if answered.state == "broken"

@@ -30,19 +30,19 @@ from posgap.verbs.inputs import with_local_paths
 log = logging.getLogger(__name__)
 SECONDS = 110.0  # that a first look may take, its model's loading included: pages take the rest of two minutes
 SIZES = (5, 10, 20)  # documents in a prompt: the largest that leaves time is taken
-CHOICES = 4  # items that have names, of which a prompt has few
+CHOICES = 4  # named items, few of them in a prompt
 EXAMPLES, POSITIONS = 20, 5
-MIN_EXAMPLES, MIN_POSITIONS = 4, 3  # where even the shortest prompts take too long, or an example has many
+MIN_EXAMPLES, MIN_POSITIONS = 4, 3  # if even the shortest prompts take too long, or an example has many
 DIGITS, ANSWER = 8, 32  # of keys and values, which small models can copy, and tokens of an answer with room for words
 RELIABLE = 300  # examples of the real thing, as `check` makes them
 OF_EXAMPLES = ("lengths", "estimate", "baselines", "samples", "mitigation", "shard")  # options that need given ones
 
 
 def choose_first_look(config: SweepVerbConfig) -> tuple[SweepConfig, Generator | None]:
-    """Makes as many examples as two minutes allow, beside `config.out`, and returns the sweep that asks them; and the
-    generator that was timed, if a model on this machine is loaded by now.
+    """Makes as many examples as two minutes allow, beside `config.out`. Returns the sweep of these examples, and the
+    generator that was timed, if it is a local model that is loaded by now.
 
-    Examples of an earlier look that asked the same are taken again. Raises `PosgapError` for options that need given
+    Examples of an earlier look with the same settings are reused. Raises `PosgapError` for options that need given
     examples, and if another finished sweep is there.
     """
     for name in OF_EXAMPLES:

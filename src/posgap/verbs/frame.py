@@ -1,5 +1,5 @@
-"""The frame around every stage: what is complete is reused, what is interrupted is not taken for
-complete, and what was done can be read from `manifest.json` and from MLflow."""
+"""The frame around every stage: it reuses complete outputs, never takes an interrupted one for complete, and records
+the work in `manifest.json` and MLflow."""
 
 import functools
 import importlib
@@ -37,25 +37,23 @@ _PACKAGES = ("accelerate", "great-expectations", "kfp", "mlflow", "numpy", "torc
 
 
 def stage(work: Work[C], name: str = "") -> Callable[[C], Location]:
-    """Turns `work(config, out, run)`, which writes into the folder `out`, into a stage, called as `work` is or `name`.
+    """Turns `work(config, out, run)`, which writes into the folder `out`, into a stage, named after `work` or `name`.
 
-    The stage takes the config alone and returns `config.out`. It does nothing if that folder
-    is complete for the same inputs, config and version, unless `force` is set. `work` writes into
-    a temporary folder that takes its place when everything is in it, the manifest last; what it
-    kept in `files.work_folder`, to go on after an interruption, is then removed, and what it
-    returned is called, to remove what it kept elsewhere. If `work` raises `Rejection`, what it
-    wrote is kept beside it as `<out>.rejected`.
+    The stage takes the config alone and returns `config.out`. It does nothing if that folder is complete for the same
+    inputs, config and version, unless `force` is set. `work` writes into a temporary folder, which takes the output's
+    place when it is complete, the manifest last. Then the stage removes what `work` kept in `files.work_folder` for
+    resuming, and calls what `work` returned, to remove what it kept elsewhere. If `work` raises `Rejection`, its output
+    is kept beside the stage's as `<out>.rejected`.
 
-    Before any work `PosgapError` refuses a place that the output must not take (`require_place`),
-    that holds what this stage did not write, that another process is writing, or where nothing can
-    be written.
+    Before any work, `PosgapError` refuses an output if its place is not allowed (`require_place`), holds something that
+    this stage did not write, is being written by another process, or cannot be written.
 
-    Inputs in S3 are fetched, so that `work` sees paths of this machine. An output there is made
-    here and then uploaded; where the upload alone failed, only that is done again.
+    Inputs in S3 are fetched, so that `work` sees paths of this machine. An output in S3 is made here and then uploaded;
+    if only the upload failed, only that is repeated.
 
-    Under a launcher of several processes all do the work, and the first one alone writes: the
-    others get an `out` that does not exist. The first one of each machine hashes the inputs, and
-    `PosgapError` is raised where two machines have not the same.
+    Under a launcher of several processes all do the work, and the first one alone writes: the others get an `out` that
+    does not exist. The first one of each machine hashes the inputs; `PosgapError` is raised if two machines have
+    different ones.
     """
     run = functools.partial(run_stage, name or work.__name__.removeprefix("_"), get_work=lambda: work)
     return functools.update_wrapper(run, work)
@@ -64,7 +62,7 @@ def stage(work: Work[C], name: str = "") -> Callable[[C], Location]:
 def stage_at(target: str) -> Callable[[StageConfig], Location]:
     """Returns the stage that is the function `target`, "module:name", without importing its module yet.
 
-    The module, and with it torch, is imported where there is work to do: that an output is complete is said before.
+    The module, and with it torch, is imported only if there is work to do; a complete output is reported before.
     """
     module, name = target.split(":")
 
@@ -76,7 +74,7 @@ def stage_at(target: str) -> Callable[[StageConfig], Location]:
 
 
 def run_stage(name: str, config: C, get_work: Callable[[], Work[C]]) -> Location:
-    """Runs a stage as `stage` says. `get_work` returns its work, and is called only where there is work to do."""
+    """Runs a stage as `stage` says. `get_work` returns its work, and is called only if there is work to do."""
     with Folder(config, name) as output:
         input_sources, inputs = _record_inputs(config, output)
         identity = identity_of(name, config, inputs)
@@ -178,7 +176,7 @@ def _make(work: Work[C], config: C, here: C, output: Folder, about: dict[str, An
 def _record_inputs(config: StageConfig, output: Folder) -> tuple[dict[str, Source], dict[str, dict[str, str]]]:
     """Returns the inputs, and the manifest's record of each, made by the first process of a machine for the others.
 
-    The main process claims a new output before that, so that all hear where it cannot.
+    The main process claims a new output before that, so that all learn if it cannot.
     """
     input_sources: dict[str, Source] = {}
 
@@ -204,7 +202,7 @@ def record_of(source: Source) -> dict[str, str]:
 
 
 def _placed(value: Any) -> Any:
-    """The values of a config, whose places are named so that another machine finds them."""
+    """Returns a config's values, with places named so that another machine finds them."""
     if isinstance(value, dict):
         return {name: _placed(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -213,8 +211,8 @@ def _placed(value: Any) -> Any:
 
 
 def _origin(config: C, input_sources: dict[str, Source], inputs: dict[str, dict[str, str]]) -> dict[str, Any]:
-    """Returns the manifest's `ancestors` (digests or names of all that the output was made from), the `datasets` among
-    them, and `model_made_by`, since the model's own manifest is not at hand wherever the output goes."""
+    """Returns the manifest's `ancestors` (digests or names of everything that the output was made from), the `datasets`
+    among them, and `model_made_by`, since the model's own manifest may not be at hand wherever the output goes."""
     names = {record["sha256"] or record["path"] for record in inputs.values()}
     ancestors = names.union(*(manifest_of(source).get("ancestors", ()) for source in input_sources.values()))
     datasets = datasets_of(config.examples_for, inputs, input_sources)

@@ -53,13 +53,13 @@ def gate(config: GateConfig) -> None:
 
 
 def admit(config: GateConfig) -> Location:
-    """Writes the verdict, against the registry's champion where `config` names a model and no sweep of that."""
+    """Writes the verdict, against the registry's champion if `config` names a model and no sweep of it."""
     return _write_verdict(_complete(config))
 
 
 def _complete(config: GateConfig) -> GateConfig:
-    """The config with what the registry and the environment decide: the champion's sweep, the registered model's
-    policy, which is asked for each time, and who signs."""
+    """Returns the config completed from the registry and the environment: the champion's sweep, the registered model's
+    policy (looked up each time), and the signer."""
     key = signing_key()
     signer = public_key(key) if key else ""
     if config.signer not in ("", signer):
@@ -69,10 +69,10 @@ def _complete(config: GateConfig) -> GateConfig:
 
 
 def _champion_sweep(config: GateConfig) -> Location | None:
-    """The sweep that a config names, or one of the registry's champion where it names a registered model alone.
+    """Returns the sweep that a config names, or the registry's champion's if it names only a registered model.
 
-    None, which it says, where there is no champion, or `champion` has written so: the candidate is then compared with
-    the base.
+    Returns None, and says so, if there is no champion, or `champion` has recorded none: the candidate is then compared
+    with the base.
     """
     if config.champion and says_there_is_none(config.champion):
         log.info("%s says that there is no champion: the candidate is judged against the base", config.champion)
@@ -92,7 +92,7 @@ def _write_verdict(config: GateConfig, out: Path, run: Run) -> None:
     """Writes `gate.json` (the verdict, and each rule with threshold, value and outcome), `gate.md` and, with the
     curves, `gate.html` for people, and copies of the evidence, so that it can be judged again.
 
-    Where the environment holds a key the verdict's signature lies beside it.
+    If the environment holds a key, the verdict's signature is written beside it.
     """
     anchor = anchor_beside(config.champion)
     paths = {"candidate": config.candidate, "base": config.base, "champion": config.champion, "anchor": anchor}

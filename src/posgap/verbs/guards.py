@@ -50,7 +50,7 @@ def why_not_asked(builder: TextPromptBuilder, config: SweepConfig, examples: Seq
 
 
 def write_guard(place: Path, guard: Guard) -> None:
-    """Writes beside what was measured how it was asked for, and where its examples were."""
+    """Writes beside a guard's measurement its settings and the place of its examples."""
     measured = MeasuredGuard(guard=guard, place=with_uris(guard.place) if guard.place else "")
     write_json(place / GUARD_FILE, measured.model_dump(mode="json"))
 

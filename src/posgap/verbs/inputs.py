@@ -1,4 +1,4 @@
-"""The inputs that options name: where they lie, and their twins on this machine."""
+"""Finds the inputs that options name: their places, and their local copies."""
 
 import functools
 from collections.abc import Callable
@@ -54,9 +54,9 @@ def sources(config: Config) -> dict[str, Source]:
 
 
 def on_this_machine(config: C, input_sources: dict[str, Source]) -> C:
-    """The config with paths of this machine in place of URIs: inputs are fetched, outputs have their twins.
+    """Returns the config with local paths instead of URIs: inputs are fetched, outputs get their local copies.
 
-    Work folders stay as they are; `posgap.storage.folders.ResumableFolder` handles them.
+    Work folders stay unchanged; `posgap.storage.folders.ResumableFolder` handles them.
     """
     changed: dict[str, Any] = {}
     for name, field in type(config).model_fields.items():

@@ -51,7 +51,7 @@ def config_of(options: Mapping[str, Any], examples: Location, **chosen: Any) -> 
 
 
 def maker_of(config: SweepConfig) -> RequestMaker:
-    """Returns what makes the requests of such a sweep, whose ids are those of the samples."""
+    """Returns the request maker for such a sweep, with the samples' ids."""
     return RequestMaker(MODEL, EndpointParameters.of(config), config.framing())
 
 

@@ -110,7 +110,7 @@ def _summarize(
     finalists: Sequence[MitigationOutcome],
     evidence: Sequence[Evidence],
 ) -> MitigateResult:
-    """Summarizes all sweeps together, each beside that of the unmodified model."""
+    """Summarizes all sweeps together, each compared with the unmodified model's."""
     model = comparison.model
     base = evidence[0].sweep
     splits = comparison.splits
@@ -209,8 +209,8 @@ def _record(result: MitigateResult, run: Run) -> None:
 
 
 def _say(result: MitigateResult, config: MitigateConfig) -> None:
-    """Says what came of the comparison: cost and answer, the other mitigations, how to have what helps, and where the
-    page will be."""
+    """Prints the result of the comparison: cost and answer, the other mitigations, how to apply the helpful one, and
+    where the page will be."""
     held_out = result.examples["held_out"]
     n_questions = sum(result.examples.values())
     if result.seconds < seconds_of(config.budget) / 2:

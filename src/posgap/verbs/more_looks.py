@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 
 def take_another_look(config: GateConfig, verdict: Verdict, look: int) -> GateConfig | None:
     """Sweeps more examples if the policy of a registered name gives them and the verdict lacks them; returns the gate
-    that judges these. None if the verdict stands.
+    that judges the new sweeps. None if the verdict stands.
 
-    The sweeps lie beside the gate's output. Looks are counted by a model's tensors, so an endpoint gets no other one.
+    The sweeps lie beside the gate's output. Looks are counted by a model's tensors, so an endpoint gets no second look.
     """
     swept = read_sweep(fetch_location(config.candidate))
     if not (config.name and verdict.policy.most_examples and is_counted(swept)):

@@ -15,10 +15,10 @@ from posgap.storage.outputs import File
 
 def pipeline_compile(config: PipelineCompileConfig) -> None:
     """Writes the compiled pipeline to `config.out`, atomically, or uploads it to `config.host`, or both; with neither
-    it goes to standard output. Prints or logs what a run would ask of the cluster, and warnings.
+    it goes to standard output. Prints or logs what a run would request from the cluster, and warnings.
 
-    A file replaces an older compilation of the same pipeline; any other file only if `config.force` is set, which is
-    told before the pipeline is compiled. Raises `PosgapError` if every run would fail for how it is compiled.
+    It replaces an older compilation of the same pipeline; any other file only if `config.force` is set, and says so
+    before it compiles. Raises `PosgapError` if every run would fail because of the way it is compiled.
     """
     made = pipeline(config.pipeline)
 

@@ -70,7 +70,8 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
 
 
 def _try_ways(work: Workload, sized: Callable[[int], Size], taken: Callable[[MicroBatchShape], int]) -> list[Need]:
-    """Returns what each way to train needs, up to the first that fits and those that spread the same work otherwise."""
+    """Returns the needs of each way to train, up to the first that fits and those that only spread the same work
+    differently."""
     needs: list[Need] = []
     best: Need | None = None
     possible = list(ways(work.gpus))
@@ -122,7 +123,7 @@ def _figures(
 
 
 def _with_machine(config: PlanDistillConfig) -> PlanDistillConfig:
-    """Returns the config with open figures filled in: an H100's, or for a CPU those of this machine."""
+    """Returns the config with open figures filled in: an H100's, or for a CPU this machine's."""
     memory, tflops = (H100_GB, H100_TFLOPS) if config.gpus else (0.0, 0.0)
     if not config.gpus and not config.gpu_memory:
         memory = available_bytes() / GB
@@ -150,7 +151,7 @@ def measured_tflops(width: int = 1024, seconds: float = 0.3) -> float:
 
 
 def _movement(model: PretrainedConfig, updates: int, rate: float) -> dict[str, float]:
-    """How far the updates can move the model, said in a line, or in a warning where that is too little."""
+    """Describes in a line how far the updates can move the model; a warning if that is too little."""
     movement = Movement.estimate(model, updates, Schedule(rate).reach(updates))
     log.info("learning rate %g: %s", rate, movement)
     if warning := movement.warning():

@@ -18,11 +18,11 @@ CHECK = "check"  # the name of the rules that need no base, together
 
 @with_local_paths
 def plan_gate(config: PlanGateConfig) -> dict:
-    """Says how many examples each rule needs so that a flat model which lost nothing passes it in `config.power`, and
-    how many the policy needs so that it passes all of them so often, by simulated sweeps.
+    """Says how many examples each rule needs so that a flat model without losses passes it in `config.power`, and how
+    many the policy needs so that it passes all rules as often, by simulated sweeps.
 
-    JSON goes to stdout: `examples` of each rule and of the `policy`, null if no number is enough, and the `range` in
-    which the policy's lies with 95 %, since the sweeps are drawn at random. `check` is for `posgap check`, whose rules
+    JSON goes to stdout: `examples` of each rule and of the `policy`, null if no number is enough, and the `range` that
+    contains the policy's with 95 %, since the sweeps are drawn at random. `check` plans for `posgap check`, whose rules
     need no base.
     """
     assumed = assumptions_from_config(config)

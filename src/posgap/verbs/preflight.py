@@ -54,7 +54,7 @@ def preflight(config: PreflightConfig, out: Path, run: Run) -> None:
         try:
             results[name] = check()
         except PosgapError as error:
-            wrong += {str(error)} - {*wrong}  # of what is not there several checks say the same
+            wrong += {str(error)} - {*wrong}  # several checks report the same missing thing
     plan: dict[str, object] = {"found": results, "wrong": wrong, "given": said, "settings": given}
     if not wrong:
         plan |= {"candidates": candidates(config.methods), "layered": has_on_top(config.methods)}

@@ -48,7 +48,7 @@ from posgap.verbs.frame import stage
 from posgap.verbs.gate import admit
 
 log = logging.getLogger(__name__)
-_MAX_TAG = 1000  # characters of what people read in MLflow
+_MAX_TAG = 1000  # characters of a text in MLflow
 PROMOTION_FILE = "promotion.json"
 _OUTCOMES = {
     CHAMPION: "is the champion",
@@ -58,8 +58,8 @@ _OUTCOMES = {
 
 
 def promote(config: PromoteConfig) -> Location:
-    """Promotes a model that was admitted. If the champion has changed since the verdict and `config` says where another
-    verdict is to be, the candidate is judged again against the champion of today first."""
+    """Promotes an admitted model. If the champion has changed since the verdict and `config` names a place for a new
+    verdict, the candidate is first judged against today's champion."""
     if config.gate_again:
         folder = fetch_location(config.gate)
         verdict = read_verdict(folder)
@@ -78,14 +78,13 @@ def promote(config: PromoteConfig) -> Location:
 def _register(config: PromoteConfig, out: Path, run: Run) -> None:
     """Registers the model with alias `champion` and writes `promotion.json`.
 
-    If several candidates of one pipeline run are promoted, the alias ends at the best of them, whichever comes
-    first. The kept evidence is judged again, by the policy that the name has of its own if there is one, with every
-    response scored again. Before an alias moves, the version as the registry gives it back answers prompts of the
-    sweep.
+    If several candidates of one pipeline run are promoted, the alias ends at the best of them, whichever comes first.
+    The kept evidence is judged again, by the name's own policy if there is one, with every response scored again.
+    Before an alias moves, the version that the registry returns answers prompts of the sweep.
 
-    Raises what the verdict says, and moves no alias, where the model is not admitted; `PosgapError` if sweep and model
-    do not belong together, the version answers otherwise or cannot be tried, the verdict compares with another champion
-    than today's, or a required signature is missing.
+    If the model is not admitted, raises the verdict's error and moves no alias. Raises `PosgapError` if sweep and model
+    do not belong together, the version answers differently or cannot be tried, the verdict compares with another
+    champion than today's, or a required signature is missing.
     """
     examples_of = config.sweep
     with private_verdict(config.gate, JUDGED_FILES) as gate, private_sweeps({"sweep": config.sweep}) as copies:
@@ -117,7 +116,7 @@ def _promote_judged(config: PromoteConfig, manifest_of: Path, out: Path, run: Ru
     tags = _version_tags(config, again, swept, policy, run, out)
 
     def try_out(stored: Path) -> None:
-        # What MLflow has is what is judged: the model's own folder may have been another between two readings.
+        # MLflow's copy is judged: the model's own folder may change between two readings.
         require_registrable(stored)
         _require_origin(stored, config, swept)
         if digest_of_tensors(stored) != tags[registry.WEIGHTS]:
@@ -172,7 +171,7 @@ def _require_lasting(verdict: Verdict, config: PromoteConfig, policies: Sequence
 
 
 def _require_swept_model(config: PromoteConfig, verdict: Verdict, swept: Sweep) -> None:
-    """`PosgapError` unless the model's folder is what was swept, and says of its origin what the sweep does."""
+    """Raises `PosgapError` unless the model's folder is the swept one, and reports the same origin as the sweep."""
     if not Path(config.model).is_dir():
         raise PosgapError(f"{config.model}: no such folder; only a model on disk can be promoted")
     if not swept.model_digest == verdict.model_digest == config.digest("model"):
@@ -181,7 +180,8 @@ def _require_swept_model(config: PromoteConfig, verdict: Verdict, swept: Sweep) 
 
 
 def _require_origin(model: Path, config: PromoteConfig, swept: Sweep) -> None:
-    """`PosgapError` unless a model's folder says what the sweep does of what it learnt and what it was made from."""
+    """Raises `PosgapError` unless a model's folder agrees with the sweep on what it learnt and what it was made
+    from."""
     if training_examples(model) != training_examples(config.sweep):
         raise PosgapError(f"{config.sweep}: says otherwise than {config.model} what the model learnt; sweep it again")
     if ancestors(model) != swept.ancestors:
@@ -193,9 +193,9 @@ def _require_origin(model: Path, config: PromoteConfig, swept: Sweep) -> None:
 def _version_tags(
     config: PromoteConfig, verdict: Verdict, swept: Sweep, policy: Policy, run: Run, out: Path
 ) -> dict[str, str]:
-    """Writes what the version shows, and the record of what it rests on, into `out`, and returns the version's tags.
+    """Writes the version's pages and the record of its evidence into `out`, and returns the version's tags.
 
-    Those that have no value are left out, but for the model's digest.
+    Tags without a value are left out, except the model's digest.
     """
     made_by = read_manifest(Path(config.model))
     record = VersionRecord(
@@ -237,10 +237,10 @@ def _log_promotion(name: str, standing: Standing, tags: Mapping[str, str], out: 
 
 
 def _best_before(name: str, verdict: Verdict) -> str:
-    """The number of the best champion that a registered model has had, where the candidate is another model, whose mean
-    is not shown to be higher; else an empty text.
+    """Returns the number of a registered model's best champion so far, if the candidate is another model whose mean is
+    not shown to be higher; else an empty text.
 
-    That it is higher in the sample is not enough: by luck each of a row of worse models would be, now and then.
+    A higher mean in the sample is not enough: by luck one of a row of worse models would have it, now and then.
     """
     champion = registry.to_beat(name)
     if champion is None or any(rule.name == "mean" and rule.interval[0] > 0 for rule in verdict.rules):

@@ -31,7 +31,7 @@ def report(config: ReportConfig, out: Path, run: Run) -> None:
     """
     identity = pipeline_run()
     stages = [step for step in stages_of(identity) if step.run_id != run.id]
-    # Stages that are run together by one command, as the demo's, have a parent that this command ends.
+    # Stages that one command runs together, such as the demo's, have a parent run that this command ends.
     whole = parent(identity) if run.id and identity and PARENT_VARIABLE not in os.environ else ""
     workflow = read_workflow(identity)
     known: dict[str, Any] = {"reasons": failed_tasks(workflow), "is_ended_by_hand": is_ended_by_hand(workflow)}

@@ -37,7 +37,7 @@ from posgap.verbs.frame import stage
 log = logging.getLogger(__name__)
 PER_HEAD = ("content", "first_mass", "diagonal_mass", "entropy")
 BATCH_TOKENS = 4096
-MIN_UNATTENDED = 1e-3  # the share of attention on no token from which it is told; less is rounding
+MIN_UNATTENDED = 1e-3  # the share of attention on no token that is reported; less is rounding
 
 
 @stage
@@ -113,7 +113,8 @@ def _measure(model: PreTrainedModel, sequences: Sequences, label: str) -> tuple[
 
 
 def _load_model(config: RolloutMeasureConfig, longest: int) -> PreTrainedModel:
-    """The model, on a GPU where there is one. `PosgapError` if texts of `longest` tokens exceed its context."""
+    """Returns the model, on a GPU if there is one. Raises `PosgapError` if texts of `longest` tokens exceed its
+    context."""
     model = on_device(load_model(config.model, config.dtype), "cuda" if torch.cuda.is_available() else "cpu")
     context = context_length(model.config, load_tokenizer(config.model))
     if longest > context:

@@ -46,8 +46,8 @@ SHOWN = "gradient"  # the measure of influence that plot and summary show; all a
 
 @stage
 def rollout_predict(config: RolloutPredictConfig, out: Path, run: Run) -> None:
-    """Writes `prediction.json` and `prediction.png`; with a measurement whose longest text is as long as predicted for,
-    also `comparison.json` and `comparison.png`."""
+    """Writes `prediction.json` and `prediction.png`; if a measurement's longest text has the predicted length, also
+    `comparison.json` and `comparison.png`."""
     measured = read_measurement(config.measurement) if config.measurement else None
     architecture, n_heads = build_architecture(describe_architecture(config), measured)
     prediction = _predict(config, architecture, n_heads)

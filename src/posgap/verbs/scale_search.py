@@ -1,4 +1,4 @@
-"""scale_search: searches the RoPE factors, one per layer, under which the model answers best."""
+"""scale_search: searches the RoPE factors, one per layer, with which the model answers best."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     """Writes `scaling.json` and `scaling.png`.
 
-    Scores are kept beside `out` until the search ends, so that an interrupted search goes on where it was.
+    Scores are kept beside `out` until the search ends, so an interrupted search resumes.
     """
     examples, aside = _split_examples(config)
     placements = swept_placements(config.n_docs, 1, config.positions)
@@ -61,8 +61,8 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
 
 
 class Answering:
-    """What a search asks for answers: its options, whose backend is chosen once it is known whether answers are forced,
-    since that needs no other."""
+    """A search's options for answering. Its backend is chosen once it is known whether answers are forced, as forcing
+    needs no other backend."""
 
     def __init__(self, config: ScaleSearchConfig, builder: PromptBuilder):
         self.config = config
@@ -116,7 +116,7 @@ def _describe_questions(
 def _find_factors(
     config: ScaleSearchConfig, search: FactorSearch, searched_on: Mapping[str, Any], run: Run
 ) -> FoundFactors:
-    """Searches, from where an interrupted search was, and tracks each generation."""
+    """Searches, resuming an interrupted search, and tracks each generation."""
     folder = work_folder(config.out)
     if config.force:
         for name in STATES:

@@ -91,12 +91,11 @@ def show_sweep(place: Location, *more: str) -> None:
 
 
 def sweep_model(config: SweepConfig, generator: Generator | None = None, earlier: Path | None = None) -> Location:
-    """Sweeps a model, as `_write_sweeps` says, or only estimates what that takes, where the config asks for it. A
-    `generator` of the model that is open already answers in place of the config's own. What an `earlier` sweep of fewer
-    of the examples has is not asked again.
+    """Sweeps a model, as `_write_sweeps` says, or only estimates the cost if the config says so. An open `generator` of
+    the model replaces the config's own. Answers of an `earlier` sweep of fewer examples are reused.
 
     A complete sweep of an endpoint is reused if the endpoint says that its model is unchanged, or says nothing. A sweep
-    with more unanswered prompts than now allowed is kept, and refused.
+    with more unanswered prompts than is now allowed is kept, and refused.
     """
     if config.estimate:
         words = _estimate(config)
@@ -236,7 +235,7 @@ def _write_lengths(
     evidence: Sequence[Evidence], builder: TextPromptBuilder, most_gap: float, out: Path, run: Run
 ) -> None:
     """Writes the map of sweeps at several lengths."""
-    from posgap.measurement.length_pages import write_map  # matplotlib, for which a reused sweep need not wait
+    from posgap.measurement.length_pages import write_map  # matplotlib, which a reused sweep need not load
 
     assert isinstance(builder, PromptBuilder)
     lengths = length_map(evidence, builder.context, most_gap)

@@ -30,7 +30,7 @@ from posgap.tracking.runs import Run
 from posgap.verbs.frame import stage
 
 log = logging.getLogger(__name__)
-MAX_WRONG = 256  # responses, one after the other from the first: who answers one in fifty begins so once in 176 times
+MAX_WRONG = 256  # wrong responses from the first on: a model that answers one in fifty begins so once in 176 times
 
 
 @stage
@@ -63,7 +63,7 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
             f"{unanswered if outcomes.n_unanswered else ''}; there is nothing to distil"
         )
     if builder.task.slot_names:
-        # Its own order decides what an answer says, and the model's opinion is that of all orders.
+        # An answer means what it does only in its own order, and the model's opinion is the one over all orders.
         answered_right = _contents(kept)
         kept = [row for row in rows if row["content"] in answered_right]
     write_jsonl(out / RESPONSES_FILE, kept)
@@ -165,7 +165,7 @@ def _write_summary(
 
 
 def _record(summary: Mapping[str, float], placements: Sequence[Placement], outcomes: OutcomeCounts, run: Run) -> None:
-    """Tracks the figures, with the placement where there is a single one, and says what came of it."""
+    """Tracks the figures, with the placement if there is a single one, and reports the result."""
     metrics = {**summary, "unanswered": outcomes.percent_unanswered}
     if len(placements) == 1:
         positions = placements[0].positions
@@ -184,7 +184,8 @@ def _record(summary: Mapping[str, float], placements: Sequence[Placement], outco
 
 
 def advantageous_placements(config: TeacherConfig, n_gold: int) -> list[Placement]:
-    """The placements in the config, or else the best of the base model's sweep; all where items are chosen among."""
+    """Returns the placements in the config, or else the best of the base model's sweep; all of them if the model
+    chooses among items."""
     if config.advantageous or TASKS[config.task].slot_names:
         return TASKS[config.task].choose_placements(config.n_docs, config.advantageous)
     if config.sweep is None:

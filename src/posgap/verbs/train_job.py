@@ -34,8 +34,8 @@ def train_job(config: TrainJobConfig) -> Location:
     """Runs `posgap distill` as a TrainJob, and returns `config.out`: the same folder that `distill` would write here.
 
     Pods share no disk with this machine. So local inputs are uploaded below `config.work`, and unless `config.out` is
-    in S3, the model is downloaded from there. The job is named after what it makes: a step that is retried joins the
-    job that is still running, and a new job goes on from the checkpoint in `config.work`.
+    in S3, the model is downloaded from there. The job is named after its output: a retried step joins the job if it is
+    still running, and a new job resumes from the checkpoint in `config.work`.
     """
     distilled = config.as_distill()
     with Folder(config, "distill") as output:
@@ -68,7 +68,7 @@ def _reachable(source: Source, place: str) -> str:
     there = with_uris(str(source.location))
     if not isinstance(source.location, Path) or is_uri(there):
         return there
-    uri = f"{place}/{source.location.name}"  # keeps the name, whose ending says how the file is packed
+    uri = f"{place}/{source.location.name}"  # keeps the name: its ending says how the file is packed
     upload_path(source.location, uri)
     return uri
 

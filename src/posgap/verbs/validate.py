@@ -74,7 +74,7 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
 
 
 def _remedy(config: ValidateConfig, report: dict[str, Any], examples: list[AnyExample]) -> str:
-    """Returns advice where questions have too few documents, as those of the public file with the gold ones alone."""
+    """Returns advice if questions have too few documents, as in the public file with only the gold ones."""
     missing = any(check["column"] == "n_docs" and not check["success"] for check in report["checks"])
     if not missing or not all(isinstance(example, Example) for example in examples):
         return ""

@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 
 
 def verify(config: VerifyConfig) -> None:
-    """Verifies the folders, and judges those of a gate again. Prints a line for each fault; raises `Findings` if there
-    is one."""
+    """Verifies the folders, and judges a gate's again. Prints a line for each fault; raises `Findings` if there is
+    one."""
     verification = Verification()
     verdicts = dict[str, str]()
     for folder in config.folders:

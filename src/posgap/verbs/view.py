@@ -30,8 +30,8 @@ _MARK = 'content="posgap view"'  # tells the page from one that somebody else wr
 
 
 class Row(NamedTuple):
-    """A result: what wrote it, its folder below the one that is shown, its page there, what came of it in words, its
-    sweep, where that is there too, and the settings that tell it from others of its label."""
+    """A result: what wrote it, its folder below the shown one, its page there, its outcome in words, its sweep, if that
+    is there too, and the settings that distinguish it from others with its label."""
 
     kind: str
     folder: str
@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
     @property
     def address(self) -> str:
-        """Where its page is, from the index."""
+        """The address of its page, from the index."""
         return quote(f"{self.folder}/{self.page}")
 
     @property
@@ -62,7 +62,7 @@ class Row(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Results of the same examples, whose figures can be compared; a `title` of the task and its examples."""
+    """Results of the same examples, so their figures can be compared; the `title` names the task and its examples."""
 
     title: str
     rows: list[Row]
@@ -161,7 +161,7 @@ def group_by_question(found: list[Row]) -> list[Group]:
 
 
 def _tell_apart(others: Sequence[Row], row: Row) -> Row:
-    """Returns the row with those of its sweep's settings that others of the same label have otherwise."""
+    """Returns the row with the settings of its sweep that differ from others with the same label."""
     if row.sweep is None:
         return row
     alike = [each.sweep.settings for each in others if each.sweep and each.sweep.label == row.sweep.label]

@@ -42,7 +42,8 @@ KEEPS = {
 
 
 def watch(config: WatchConfig) -> Location:
-    """Writes `watch.json` and `watch.md`: whether a champion, as `champion` swept it, keeps the policy of its name.
+    """Writes `watch.json` and `watch.md`: whether a champion, as swept by `champion`, still meets the policy of its
+    name.
 
     If the name has no policy, the one that admitted the version counts. Rules without a reference apply, and the mean
     must not be certainly lower than at promotion by more than `mean_tolerance`. The version is tagged with the outcome.
@@ -97,8 +98,8 @@ def _policy_of(version: "ModelVersion") -> Policy:
 
 
 def _fallen(sweep: Sweep, swept: SweptVersion, tolerance: float) -> str:
-    """How far the mean lies below that with which the version was promoted, in words; empty unless that is certainly
-    more than the tolerance: the intervals are those of two samples, so nothing is paired."""
+    """Describes how far the mean lies below the promoted version's; empty unless that is certainly more than the
+    tolerance. The intervals come from two samples, so nothing is paired."""
     if swept.promoted_mean_ci95 is None:
         return ""
     (low, high) = sweep.mean_ci95
@@ -109,7 +110,7 @@ def _fallen(sweep: Sweep, swept: SweptVersion, tolerance: float) -> str:
 
 
 def _deciding_figures(verdict: Verdict) -> str:
-    """The rules' figures that decided, in a line: those that were not passed, else all."""
+    """Returns the deciding figures in a line: those of rules that were not passed, else all."""
     rulings = [ruling for ruling in verdict.rules if not ruling.passed] or verdict.rules
     return "; ".join([*map(against, rulings), *verdict.evidence_gaps])
 
@@ -121,7 +122,7 @@ def _start(form: Mapping[str, Any], namespace: str) -> str:
     params = list[str]()
     for name, value in values.items():
         params += ["--param", f"{name}={value}"]
-    # By the command line: the pipelines rest on their steps, of which this is one.
+    # Through the command line: the pipelines depend on their steps, and this is one of them.
     command = [sys.executable, "-m", "posgap", "pipeline", "submit", "--json", "--namespace", namespace, *params]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     said = json.loads(ended.stdout) if ended.stdout else {"error": ended.stderr.strip().rpartition("\n")[2]}
