@@ -1,7 +1,7 @@
 """Files that anybody may have made, read within bounds: no file, however small, can exhaust memory or time.
 
-Every reader of this package takes its bytes from here. A file must lie on a disk, since a device or a pipe has no end.
-What a gzipped file unpacks to, what a line and what a row hold are bounded in bytes.
+Every reader of this package gets its bytes from here. A file must lie on a disk, since a device or a pipe has no end.
+The unpacked size of a gzipped file, a line and a row are each bounded in bytes.
 """
 
 import errno
@@ -28,7 +28,7 @@ UNREADABLE = (OSError, EOFError, zlib.error)
 
 def open_plain(path: Path) -> io.BufferedReader:
     """Opens a file to read. Raises `Unreadable` for a device or a pipe, and `OSError` as `open` does."""
-    # Without O_NONBLOCK a pipe that nobody writes to would be waited for.
+    # Without O_NONBLOCK this would wait for ever for a pipe without a writer.
     opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     mode = os.fstat(opened).st_mode
     if stat.S_ISREG(mode):
@@ -96,8 +96,8 @@ def read_text(path: Path, most: int | None = None) -> str:
 class Blocks:
     """A file in blocks of whole lines: as many as `BLOCK` bytes hold, or one that is longer.
 
-    A caller whose rows may have several lines sets `row_began` to `n_read` when a row ends. Then a row is bounded too,
-    with the blank lines before it.
+    A caller with rows of several lines sets `row_began` to `n_read` when a row ends. Then a row is bounded too, with
+    the blank lines before it.
     """
 
     def __init__(self, file: BinaryIO, path: Path):

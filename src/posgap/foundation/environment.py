@@ -6,7 +6,7 @@ from posgap.foundation.errors import BadOption
 
 
 def read_number(variable: str, default: float, least: float, most: float) -> float:
-    """Returns the number that a variable of the environment holds; `default` where it is unset or empty.
+    """Returns the number in an environment variable; `default` if it is unset or empty.
 
     Raises `BadOption` if it holds something else, or a number below `least` or above `most`.
     """

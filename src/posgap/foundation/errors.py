@@ -6,12 +6,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-# Codes of what ends a command and is no `PosgapError`.
+# Codes of errors that end a command and are no `PosgapError`.
 INTERNAL_ERROR = "internal-error"
 OUT_OF_MEMORY = "out-of-memory"
 STOPPED = "stopped"
 SYSTEM_ERROR = "system-error"
-MAX_SHOWN = 200  # characters that are shown of what somebody gave
+MAX_SHOWN = 200  # characters of a user's value that a message shows
 
 
 class PosgapError(Exception):
@@ -200,7 +200,7 @@ def place_of_fault(fault: Mapping[str, Any]) -> list[str]:
 
 
 def complaint_of(fault: Mapping[str, Any]) -> str:
-    """The message of one of pydantic's errors, in which no class has a name."""
+    """Returns the message of one of pydantic's errors, without class names."""
     plain = {"model_type": "expected a JSON object", "path_type": "expected a path"}
     return plain.get(fault["type"]) or str(fault["msg"]).removeprefix("Value error, ")
 
@@ -223,17 +223,17 @@ def _fault(fault: Mapping[str, Any]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of another package's error; its kind where it says nothing."""
+    """Returns the first line of another package's error; its kind if it has no message."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def suggestion(name: str, known: Iterable[str], otherwise: str, at_most: int = 3, cutoff: float = 0.6) -> str:
-    """Asks whether one of the known names was meant that are nearest to an unknown one; `otherwise` if none is near,
-    which is so where less than the share `cutoff` of its letters are the same."""
+    """Suggests the known names nearest to an unknown one; `otherwise` if none is near: if less than the share `cutoff`
+    of its letters are the same."""
     near = difflib.get_close_matches(name, list(known), n=at_most, cutoff=cutoff)
     return f"did you mean {' or '.join(near)}?" if near else otherwise
 
 
 def shorten(text: str) -> str:
-    """The text, or its beginning where it is too long for a line."""
+    """Returns the text, or its beginning if it is too long for a line."""
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

@@ -1,6 +1,6 @@
-"""Packages that not everybody needs: which of posgap's extras brings each, and what to say where one is missing.
+"""Optional packages: which of posgap's extras brings each, and the message if one is missing.
 
-Measuring an endpoint needs none of them. They are imported where they are used, and never at the top of a module that
+Measuring an endpoint needs none of them. They are imported at their use, and never at the top of a module that
 measuring an endpoint imports.
 """
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from posgap.foundation.errors import MissingPackage
 
-# By the name under which a package is imported; the extras themselves are in pyproject.toml.
+# By the packages' import names; the extras themselves are in pyproject.toml.
 _PACKAGES = {
     "local": ("torch", "transformers", "accelerate", "safetensors", "tokenizers"),
     "mlflow": ("mlflow", "sqlalchemy", "requests"),
@@ -38,7 +38,7 @@ def how_to_install(module: str) -> str:
 
 
 def import_extra(module: str) -> Any:
-    """The imported module. Raises `MissingPackage` that names the extra where it is not installed."""
+    """Returns the imported module. Raises `MissingPackage`, which names the extra, if it is not installed."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -24,11 +24,11 @@ class Role(Enum):
     WORK = "work"  # a folder for checkpoints and the like, which does not change any result
 
 
-VERBATIM = "verbatim"  # marks a program, of which nothing is hidden: what looks like a secret in it is its code
+VERBATIM = "verbatim"  # marks a program; nothing in it is hidden, as what looks like a secret is its code
 MAX_SETTINGS = 65_536  # bytes; a chat template may be among them
 IN_SETTINGS = "in settings"  # marks a field that a pipeline's form does not ask for, but takes in `settings`
 POSITIONAL = "positional"  # marks a field that the command line takes as an argument, not as an option
-RARE = "rare"  # marks a field whose option a long `--help` leaves to `--help-all`
+RARE = "rare"  # marks a field whose option only `--help-all` shows if `--help` is long
 NO_OPTION = "no option"  # marks a field that a policy file, a pipeline or Python sets, and no option
 
 
@@ -146,12 +146,12 @@ def registered_name(text: str) -> str:
 
 
 def _strings(value: Any) -> Any:
-    # A single one may be written as it is.
+    # A single value may be given without a list.
     text = isinstance(value, str) and value and not value.lstrip().startswith("[")
     return [value] if text else from_json(value) or []
 
 
-# Paths may be S3 URIs, and those of inputs addresses too. Inside a stage they are local paths (work folders excepted),
+# Paths may be S3 URIs, and inputs may also be addresses. Inside a stage they are local paths (work folders excepted),
 # which is what the type checker sees. Code that runs before inputs are fetched must check `is_uri` and `is_address`.
 if TYPE_CHECKING:
     Local = Path
@@ -190,7 +190,7 @@ def choices_of(field: FieldInfo) -> Registry[Any] | None:
 
 
 def plain_type(field: FieldInfo) -> type:
-    """The type of a field where there are only plain ones, as in KFP: int, float, bool, list, dict, or else str."""
+    """Returns the type of a field in KFP, which has only plain types: int, float, bool, list, dict, or else str."""
     kind: Any = get_origin(field.annotation) or field.annotation
     return kind if kind in (int, float, bool, list, dict) else str
 

@@ -26,7 +26,7 @@ _AS_TEXT: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
 
 
 class Record(BaseModel):
-    """The base of what is read from files: it does not change, and its figures are finite."""
+    """The base of values read from files: they do not change, and their figures are finite."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False, defer_build=True)  # commands start sooner
 
@@ -43,9 +43,9 @@ def _adapter(kind: Hashable) -> TypeAdapter:
 def atomic(path: Path, lasting: bool = True) -> Iterator[Path]:
     """Yields a temporary sibling of `path` to write, a file or a folder; renames it at the end.
 
-    When the body raises, the temporary is removed and `path` is as it was. A file replaces one of its name; a
-    folder takes no other place than an empty one. Once there, it is there after a power failure too, and whole,
-    unless `lasting` is false, for what can be made again at no cost.
+    If the body raises, the temporary is removed and `path` is unchanged. A file replaces one of the same name; a folder
+    replaces only an empty one. It then survives a power failure as a whole, unless `lasting` is false, for data that
+    can be made again at no cost.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ def atomic(path: Path, lasting: bool = True) -> Iterator[Path]:
 
 
 def _temporaries() -> str:
-    """How the names of this machine's temporaries begin. They end as the file's own name does, whose suffix tells
+    """Returns the beginning of this machine's temporary names. They end like the file's own name, as its suffix tells
     some writers the format."""
     return f".partial-{hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]}-"
 
@@ -88,7 +88,7 @@ def is_running(process: int) -> bool:
 
 
 def flush(path: Path, deep: bool = True) -> None:
-    """Has the disk keep a file, or a folder's names and, where `deep`, all that is in it."""
+    """Makes the disk keep a file, or a folder's names and, if `deep`, everything in it."""
     for each in path.rglob("*") if deep and path.is_dir() else ():
         flush(each, deep=False)
     if path.is_symlink():
@@ -123,7 +123,7 @@ def delete_path(path: Path) -> None:
 
 
 def link(source: Path, target: Path) -> None:
-    """Brings a file that is never changed to another place: as a hard link, where the disk has them."""
+    """Brings an immutable file to another place: as a hard link, if the disk has them."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source.resolve(), target)
@@ -132,7 +132,7 @@ def link(source: Path, target: Path) -> None:
 
 
 def entries(folder: Path) -> list[str]:
-    """The names of all that is in a folder and the folders below it, but for these folders themselves."""
+    """Returns the names of everything in a folder and the folders below it, except these folders themselves."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -158,7 +158,7 @@ def digest_path(path: Path) -> str:
 
 
 def digest_of_folder(files: Mapping[str, str]) -> str:
-    """sha256 of a folder whose files, by their names below it, have these sha256s."""
+    """Returns the sha256 of a folder whose files, by their names below it, have these sha256s."""
     sha = hashlib.sha256()
     for name in sorted(filter(is_content, files), key=lambda name: name.split("/")):
         sha.update(f"{name}\0{files[name]}\n".encode())
@@ -183,9 +183,9 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Reads one JSON document, gzipped where the name ends in `.gz`, within the limits of `json_text`.
+    """Reads one JSON document, gzipped if the name ends in `.gz`, within the limits of `json_text`.
 
-    `PosgapError` if there is none, or none that can be read.
+    Raises `PosgapError` if there is none, or it cannot be read.
     """
     return parse_json(read_document(path), str(path))
 
@@ -208,7 +208,7 @@ def read_model(kind: type[T], path: Path, name: str) -> T:
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
-    """Writes one JSON object a line, atomically, gzipped where the name ends in `.gz`; returns how many."""
+    """Writes one JSON object a line, atomically, gzipped if the name ends in `.gz`; returns how many."""
     number = 0
     with atomic(path) as partial, open(partial, "wb") as raw:
         # No name and no time in the header: equal rows give equal bytes.
@@ -243,7 +243,7 @@ def read_models(kind: type[T], path: Path, name: str) -> Iterator[tuple[int, T]]
 
 def read_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[tuple[int, Any]]:
     """Yields (line or number from 1, row) of a table (`rows.table_rows`), of JSON lines, of a JSON array, or of one
-    JSON object, which is its only row. `columns` names those of a CSV file without a header."""
+    JSON object, which is its only row. `columns` names the columns of a CSV file without a header."""
     if kind_of_table(path) or Path(path).is_dir():
         return table_rows(path, columns)
     if ".jsonl" not in path.suffixes and is_array(path):

@@ -17,9 +17,9 @@ from posgap.foundation.redaction import redact
 
 
 def describe_internal_error(error: BaseException) -> str:
-    """The line for an exception: its kind and message, and the file where its traceback now is.
+    """Returns the line for an exception: its kind and message, and the file that now has its traceback.
 
-    In a pod, whose files are soon gone, the traceback is printed too.
+    In a pod, whose files are soon gone, it also prints the traceback.
     """
     lines = str(error).splitlines() or [""]
     text = "".join(traceback.format_exception(error))

@@ -21,7 +21,7 @@ MAX_INTEGER = 2**63 - 1  # of whole numbers, either side of 0
 _BOM = b"\xef\xbb\xbf"
 # What can be a whole number beyond LARGEST, or one that overflows to infinity; it can be text too.
 _PERHAPS_TOO_LARGE = re.compile(rb"[0-9]{19}|[0-9.][eE]\+?[0-9]{3}")
-# A string, which may lack its end where the buffer ends, or a bracket.
+# A string, perhaps without its end if the buffer ends there, or a bracket.
 _TOKEN = re.compile(rb'"(?>[^"\\]+|\\.?)*(?P<end>"|\Z)|[\[\]{}]', re.DOTALL)
 _GAP = re.compile(rb"[ \t\r\n]*")
 _FILLED = re.compile(rb"\S")
@@ -30,8 +30,8 @@ _FILLED = re.compile(rb"\S")
 def parse_json(text: bytes | str, where: str) -> Any:
     """Returns the value of a JSON text. Raises `Malformed` at `where`, which says what is wrong.
 
-    Refused are NaN, infinities and numbers that are too large to be told from them, whole numbers of more than 64
-    bits, lone surrogates, what is not UTF-8, and nesting deeper than `DEPTH`.
+    It refuses NaN, infinities and numbers too large to differ from them, whole numbers of more than 64 bits, lone
+    surrogates, invalid UTF-8, and nesting deeper than `DEPTH`.
     """
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     try:
@@ -44,7 +44,7 @@ def parse_json(text: bytes | str, where: str) -> Any:
 
 
 def require_unique_names(text: bytes | str, where: str) -> None:
-    """Raises `Malformed` if an object of a JSON text has a name twice: readers differ in which of the two counts."""
+    """Raises `Malformed` if an object of a JSON text has a name twice: readers differ in which one counts."""
 
     def check(pairs: list[tuple[str, Any]]) -> None:
         names = [name for name, _ in pairs]
@@ -147,7 +147,7 @@ class _Buffer:
         return bool(block)
 
     def next_byte(self) -> bytes:
-        """The next byte that is no white space, which is not taken; empty at the end of the file."""
+        """Returns the next byte that is no white space, without taking it; empty at the end of the file."""
         while True:
             gap = _GAP.match(self.data, self.at)
             assert gap
@@ -164,7 +164,7 @@ class _Buffer:
         while True:
             for token in _TOKEN.finditer(self.data, self.at + searched):
                 if token["end"] == b"":
-                    break  # of a string whose end has not been read
+                    break  # a string whose end has not been read
                 searched = token.end() - self.at
                 depth += {b"{": 1, b"[": 1, b"}": -1, b"]": -1}.get(token[0], 0)
                 if not depth:

@@ -34,10 +34,10 @@ def first_of_its_node() -> bool:
 
 
 def exit_process(code: int) -> NoReturn:
-    """Ends this process with an exit code; raises `SystemExit`, but for one process of several.
+    """Ends this process with an exit code; raises `SystemExit`, except in one process of several.
 
-    Those leave without taking the interpreter down: while it goes, threads of gloo now and then abort the process, and
-    the launcher then stops the others, one of which may still be writing the model.
+    Those leave without shutting the interpreter down: during shutdown, gloo's threads now and then abort the process.
+    The launcher then stops the others, and one of these may still be writing the model.
     """
     if launch_rank_and_size()[1] == 1:
         sys.exit(code)
@@ -104,6 +104,6 @@ def _board() -> Any:
 
 
 def _wait_until(done: Callable[[], bool]) -> None:
-    """Waits without end, since hashing may take long, and in Python, where signals are heard."""
+    """Waits without a limit, since hashing may take long, and in Python, which handles signals."""
     while not done():
         time.sleep(0.05)

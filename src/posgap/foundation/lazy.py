@@ -1,4 +1,4 @@
-"""Modules that are loaded when they are first used: those that need numpy, in files that the command line reads."""
+"""Modules that are loaded at their first use: those that need numpy, in files that the command line reads."""
 
 import importlib
 from typing import Any

@@ -1,8 +1,8 @@
 """Locations of files: on this machine, as a `Path`; in S3, as the text `s3://bucket/key`; or at an address that is only
 read, as the text `hf://datasets/owner/name/file`.
 
-Files in S3 are worked on in the cache, at a path that ends in the bucket and the key, so that the URI can be
-recovered from the path.
+Files in S3 are processed in the cache, at a path that ends in the bucket and the key, so that the URI can be recovered
+from the path.
 """
 
 import os
@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 
 Location = Path | str  # text is a URI
 SCHEME = "s3://"
-# Addresses of files that are read and never written, by their beginning, and the package that reads each for fsspec.
+# Beginnings of addresses that are read and never written, and the package that reads each for fsspec.
 READERS = {
     "hf": "huggingface_hub",
     "gs": "gcsfs",
@@ -23,7 +23,8 @@ READERS = {
     "memory": "fsspec",  # what this process holds, under a name
 }
 _ADDRESS = re.compile(rf"({'|'.join(READERS)}):/{{1,2}}(.*)", re.DOTALL)
-# Folders in which another program has put files by their URI's rest, as pairs like /s3/=s3://, with spaces between.
+# Folders in which another program has put files by the rest of their URI, as pairs like /s3/=s3://, separated by
+# spaces.
 MOUNTS_VARIABLE = "POSGAP_MOUNTS"
 MODELS = "models:/"  # in MLflow, before a registered model's name and version, or the id of a logged model
 
@@ -76,8 +77,8 @@ def is_address(location: object) -> TypeGuard[str]:
 
 
 def is_hub_name(text: str) -> bool:
-    """Whether this can name a model on the hub: `gpt2`, `owner/model`, `owner/model@revision`. What begins with a
-    folder that is here is meant as a path, as is what the hub takes for no name."""
+    """Returns whether this can name a model on the hub: `gpt2`, `owner/model`, `owner/model@revision`. A text counts as
+    a path if it begins with an existing folder, or if the hub does not accept it as a name."""
     name, _, _ = text.partition("@")
     owner, slash, _ = name.partition("/")
     part = r"\w(?:[\w.-]{0,94}\w)?"
@@ -91,8 +92,8 @@ def as_location(value: Any) -> Any:
     may begin with `~`.
 
     `Path("s3://bucket/key")`, which has lost a slash, is accepted as the URI. Raises `ValueError` if a URI names no
-    bucket, and if an address has in it what is no part of a file's place: it is recorded in manifests, and so is no
-    place for a password.
+    bucket, or if an address contains more than a file's place: it is recorded in manifests, so it must not hold a
+    password.
     """
     if not isinstance(value, str | Path):
         return value
@@ -117,7 +118,7 @@ def at_home(path: Path) -> Path:
     """The path with its `~`, which a shell leaves in `--out=~/run`, replaced by the folder that it stands for."""
     try:
         return path.expanduser()
-    except RuntimeError:  # of nobody that is known here
+    except RuntimeError:  # of a user unknown here
         return path
 
 
@@ -144,7 +145,7 @@ def page_address(folder: Location, name: str) -> str:
 
 
 def add_mount(folder: str, scheme: str) -> None:
-    """Tells this process, and those that it starts, that `folder` has what lies at `scheme`: /s3/ for s3://."""
+    """Tells this process, and those that it starts, that `folder` holds the files of `scheme`: /s3/ for s3://."""
     pair = f"{folder}={scheme}"
     pairs = os.environ.get(MOUNTS_VARIABLE, "").split()
     if pair not in pairs:

@@ -1,8 +1,8 @@
 """Rows of Parquet files, which may come from anybody.
 
 A Parquet file of a few bytes can expand to many gigabytes: pages are packed, and every row of a column may refer to one
-long text. So sizes are compared with the file's own before anything is read, rows come in batches of bounded size, and
-a column whose texts may recur too often is read as references to texts that are kept once.
+long text. So sizes are compared with the file's own before anything is read, and rows come in batches of bounded size.
+A column whose texts may recur too often is read as references to texts that are kept once.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from posgap.foundation.bounds import EXPANSION, open_plain
 from posgap.foundation.errors import NotFound, TooLarge, Unreadable, first_line
 
 _MAX_ROWS = 256  # of a batch
-_RECURRENCE = 16  # times its own bytes, to which a column's texts may grow when each row gets a copy
+_RECURRENCE = 16  # growth limit of a column's texts, relative to its own bytes, when each row gets a copy
 _INDEX_BYTES = 8  # that an item of a list takes at least
 
 
@@ -62,7 +62,7 @@ def _batch_size(group: parquet.RowGroupMetaData) -> int:
 
 
 def _columns_to_share(file: BinaryIO, metadata: parquet.FileMetaData) -> list[str]:
-    """The columns whose texts would exceed their bytes by far if each row that refers to a text had its own copy."""
+    """Returns the columns whose texts would far exceed their bytes if each row had its own copy."""
     names = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
     texts = [name for number, name in enumerate(names) if metadata.schema.column(number).physical_type == "BYTE_ARRAY"]
     table = parquet.ParquetFile(file, metadata=metadata, read_dictionary=texts, pre_buffer=False)
@@ -109,7 +109,7 @@ def _leaves(array: pyarrow.Array) -> Iterator[pyarrow.Array]:
 
 
 def _cells(array: pyarrow.Array) -> list[Any]:
-    """The cells of a column as Python has them, in which equal texts of a batch are one object."""
+    """Returns a column's cells as Python values; equal texts of a batch are one object."""
     if _is_shared(array):
         places = array.indices.to_pylist()
         texts = {place: array.dictionary[place].as_py() for place in {*places} - {None}}

@@ -30,7 +30,7 @@ _COLOURS |= {"refused": "red", "fail": "red", "✗": "red"}
 # What moves a terminal's cursor, turns letters round, or ends a line.
 _CONTROLS = r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 _UNPRINTABLE = re.compile(_CONTROLS)
-_UNCOLOURED = re.compile(rf"(?!\x1b\[(?:0|31|32)m){_CONTROLS}")  # but for what `colour_word` adds
+_UNCOLOURED = re.compile(rf"(?!\x1b\[(?:0|31|32)m){_CONTROLS}")  # except what `colour_word` adds
 # How a line begins that a CI takes for a command: `::set-output`, `##[group]`, `##vso[task.setvariable]`.
 _COMMAND = re.compile(r"^\s*:(?=:)|#(?=#(?:vso)?\[)", re.MULTILINE)
 
@@ -79,9 +79,9 @@ _OUTSIDE = _command = _Command()  # of any command: a verb's function was called
 
 @contextmanager
 def command(words: Sequence[str]) -> Iterator[None]:
-    """Around a command of these words.
+    """Surrounds a command of these words.
 
-    That the result is to be JSON is seen in the words themselves, lest one that no verb knows hides it.
+    The words themselves say whether the result is JSON, as parsing fails on a word that no verb knows.
     """
     global _command
     _command = _Command(as_json="--json" in words)
@@ -98,7 +98,7 @@ def output_options() -> list[click.Parameter]:
         if value and _command is not _OUTSIDE:
             setattr(_command, "as_json" if option.name == "json" else "quiet", True)
 
-    # Noted before the other options are read, so that what is wrong with those is said as it is asked for.
+    # Noted before the other options are read, so that their errors are printed in the requested form.
     shared: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": note}
     return [
         click.Option(["--json"], help="print the result as JSON to standard output, and nothing else there", **shared),
@@ -108,11 +108,11 @@ def output_options() -> list[click.Parameter]:
 
 @contextmanager
 def from_python(quiet: bool) -> Iterator[None]:
-    """Around a call from Python, which shows its notes and its progress on standard error, as a command does.
+    """Surrounds a call from Python, which shows its notes and its progress on standard error, as a command does.
 
-    It shows warnings alone where it is to be `quiet`, where there is no standard error, and in any process but the
-    first of a launch. A program whose own logging shows notes, or that gave the logger "posgap" a handler or a level,
-    gets its lines there, without a bar.
+    It shows only warnings if it is `quiet`, if there is no standard error, and in every process of a launch but the
+    first. If a program's own logging shows notes, or it gave the logger "posgap" a handler or a level, it gets the
+    lines there, without a bar.
     """
     global _command
     logger = logging.getLogger("posgap")
@@ -149,7 +149,7 @@ def _show_notes(logger: logging.Logger) -> Iterator[None]:
 
 
 class NoteFormatter(logging.Formatter):
-    """A line of the log as a person reads it: without secrets, and with the addresses of what was fetched."""
+    """Formats a log line for people: without secrets, and with the addresses of fetched files."""
 
     def __init__(self) -> None:
         super().__init__("posgap | %(message)s")
@@ -180,7 +180,7 @@ def is_quiet() -> bool:
 
 
 def shows_bars() -> bool:
-    """Whether progress is to be shown as a bar where that can be seen: on a terminal, or in a notebook."""
+    """Returns whether to show progress as a bar, if it would be visible: on a terminal, or in a notebook."""
     is_notebook = type(sys.stderr).__module__.startswith("ipykernel")
     return _command.bars and not is_quiet() and (is_notebook or sys.stderr.isatty())
 
@@ -191,9 +191,9 @@ def is_wanted(record: logging.LogRecord) -> bool:
 
 
 def show(text: str, result: Any) -> None:
-    """Prints what came of a verb: a text for people or, at the verb's end, `result` as JSON where it is asked for.
+    """Prints a verb's result: a text for people or, at the verb's end, `result` as JSON if JSON is requested.
 
-    What others wrote may stand in the text; if it may have line ends, `join_lines` makes the text.
+    The text may contain others' words; if these may have line ends, `join_lines` makes the text.
     """
     set_result(result)
     if not _command.as_json:
@@ -202,7 +202,7 @@ def show(text: str, result: Any) -> None:
 
 def set_result(result: Any) -> None:
     """Has `result` be what `--json` prints; the last one counts."""
-    # Kept for the command, since verbs return what callers from Python want: an object, or where the output is.
+    # Kept for the command, since verbs return what Python callers want: an object, or the output's place.
     if _command.as_json:
         _command.result = result
 
@@ -214,8 +214,8 @@ def is_json() -> bool:
 
 @contextmanager
 def result_alone() -> Iterator[None]:
-    """Within the block nothing goes to standard output, where that is to have the result as JSON: what is printed goes
-    to standard error, also by processes that are started here and by libraries that are not written in Python."""
+    """Within the block, if standard output must hold the JSON result, everything else that is printed goes to standard
+    error. This includes processes started here and libraries not written in Python."""
     if not _command.as_json:
         yield
         return
@@ -239,7 +239,8 @@ def write_json(otherwise: Any = None) -> None:
 
 
 def colour_word(text: str, stream: TextIO) -> str:
-    """A word of a verdict, or of an error, in its colour, where the stream is a terminal and NO_COLOR is not set."""
+    """Returns a word of a verdict, or of an error, in its colour, if the stream is a terminal and NO_COLOR is not
+    set."""
     colour = _COLOURS.get(text.strip())
     if not colour or os.environ.get("NO_COLOR") or not stream.isatty():
         return text

@@ -53,7 +53,8 @@ def meter(total: int, what: str, unit: int = 1) -> Iterator[Callable[[int], None
 
 
 def _advance(bar: tqdm, more: float) -> None:
-    """Moves a bar on. The time until the first of the work, in which a model is loaded and warmed up, tells no rate."""
+    """Moves a bar on. The time until the first item does not count for the rate, as a model is loaded and warmed up in
+    it."""
     if not bar.n:
         bar.reset()
     bar.update(more)

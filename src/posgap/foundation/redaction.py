@@ -14,11 +14,11 @@ _KEY = r"(?:api[_-]?key|access[_-]?key(?:[_-]?id)?|private[_-]?key|signing[_-]?k
 _NAME = rf"(?:pass(?:word|wd|phrase)?|pgpass|secret|credentials?|{_KEY}|signature)"
 _TOKEN = r"token"
 _VARIABLE = re.compile(rf"(?:.*_)?(?:PG|DB)?(?:{_NAME}|{_TOKEN})|POSGAP_WEBHOOK_URL", re.IGNORECASE)
-# name=value, "name": "value", and name: value where the value has a digit, as words of a sentence have not.
+# name=value, "name": "value", and name: value if the value has a digit, which words of a sentence lack.
 _GIVEN = r"""["']?(?:\s*=\s*|(?<=["'])\s*:\s*|:\s*(?=[^\s"']*\d))["']?"""
 _VALUE = r"""[^\s"'&;,)\]}]+"""
 _USER = re.compile(r"""(?<=://)[^/\s"'?#]*@""")  # of an address, with the password
-# What an address asks with, such as `?api-key=`, but for a version that is a date, as Azure's has.
+# Query parameters of an address, such as `?api-key=`, except a version that is a date, as in Azure's.
 _QUERY = re.compile(r"""(?<=[?&])([^\s"'?#&=]+=)(?!\d{4}-\d\d-\d\d)[^\s"'#&;,)]*[^\s"'#&;,):.]""")
 _ADDRESS = re.compile(r"""://[^\s"'?#]*\?[^\s"'#]+""")
 _FORMS = (
@@ -75,6 +75,6 @@ def _is_secret(key: Any, value: Any) -> bool:
 
 
 def _known_values() -> list[str]:
-    """Values of the environment's variables whose names say that they are secret, the longest first."""
+    """Returns the values of environment variables whose names suggest secrets, the longest first."""
     values = {value for name, value in os.environ.items() if len(value) >= MIN_CHARACTERS and _VARIABLE.fullmatch(name)}
     return sorted(values, key=len, reverse=True)

@@ -1,8 +1,8 @@
 """The registries of everything that users choose by name: tasks, metrics, methods, curves, ...
 
 A choice is one object that owns everything about it: its name, its text for `--help`, the parameters that it adds to
-the stages that offer it, and its code. `Registry` holds all objects of one kind: those of posgap, and those that
-installed packages add by an entry point (docs/extending.md).
+the stages that offer it, and its code. `Registry` holds all objects of one kind: posgap's own, and those that installed
+packages add by an entry point (docs/extending.md).
 
 Every command imports the modules of all choices, so these modules import torch, numpy and other heavy packages only
 inside functions.
@@ -34,14 +34,14 @@ def split_commas(value: Any) -> Any:
 
 
 def split_rows(value: Any) -> Any:
-    """A list as `split_commas` reads it, or a list of such lists where semicolons part the text, "1,2;3,4"."""
+    """Returns a list as `split_commas` reads it, or a list of such lists if semicolons divide the text, "1,2;3,4"."""
     if isinstance(value, str) and ";" in value:
         return [split_commas(row) for row in value.split(";") if row.strip()]
     return split_commas(value)
 
 
 def unset_if_empty(value: Any) -> Any:
-    """None for an empty string, which stands in KFP and MLproject, that have no null, for what is not given."""
+    """Returns None for an empty string, which KFP and MLproject use for a missing value, as they have no null."""
     return None if value == "" else value
 
 
@@ -83,11 +83,11 @@ T = TypeVar("T", bound=Choice)
 
 
 class Registry(Generic[T]):
-    """All choices of one kind, by name, in the order in which they were registered.
+    """All choices of one kind, by name, in the order of their registration.
 
-    `builtin` are posgap's own choices; `group` is the entry point group of packages. An entry point that cannot be
-    loaded, or whose name or parameters are taken, is left out with a warning: a broken package must not stop commands
-    that do not need it.
+    `builtin` are posgap's own choices; `group` is the entry point group of packages. An entry point is left out with a
+    warning if it cannot be loaded, or its name or parameters are taken: a broken package must not stop commands that do
+    not need it.
     """
 
     all: ClassVar[list["Registry[Any]"]] = []
@@ -123,7 +123,7 @@ class Registry(Generic[T]):
                 raise ValueError(f"the parameter {min(shared)!r} is taken")
 
     def __getitem__(self, name: str) -> T:
-        """The choice of that name; raises `PosgapError` that lists all names if there is none."""
+        """Returns the choice with that name; raises `PosgapError`, which lists all names, if there is none."""
         if name not in self._by_name:
             raise BadOption(f"unknown {self.kind} {name!r}: choose {self.names_as_text()}")
         return self._by_name[name]
@@ -160,7 +160,7 @@ class Registry(Generic[T]):
         return self.require_name(name) if name else name
 
     def bases(self) -> list[type[Parameters]]:
-        """The parameters of all choices, as base classes of a config: `class C(*KIND.bases(), Before): ...`.
+        """Returns the parameters of all choices, as base classes of a config: `class C(*KIND.bases(), Before): ...`.
 
         The config has the fields of `Before`, then those of the choices in their order, and then its own.
         """
@@ -170,7 +170,7 @@ class Registry(Generic[T]):
         )
 
     def where(self, holds: Callable[[T], bool]) -> "Registry[T]":
-        """The choices for which `holds` is true, for a stage that offers only those."""
+        """Returns the choices for which `holds` is true, for a stage that offers only those."""
         return _Some(self, holds)
 
 

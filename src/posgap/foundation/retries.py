@@ -19,8 +19,8 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class TransientError(Exception):
-    """A fault that may pass when it is tried again, `wait` seconds later if the server asked for that. Waits grow with
-    the failures of this call in a row, but count `most_failures` at most: others may have been answered meanwhile."""
+    """A fault that may pass on a retry, after `wait` seconds if the server asked for that. Waits grow with the failures
+    of this call in a row, but count `most_failures` at most: others may have been answered meanwhile."""
 
     most_failures: float = math.inf
 
@@ -31,11 +31,11 @@ class TransientError(Exception):
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How long faults are borne: for `tries` tries, or until `seconds` have passed since the first of them began.
+    """How long faults are retried: for `tries` tries, or until `seconds` have passed since the first of them began.
 
-    The waits between tries double from `first_wait` to `longest_wait` seconds; each is shortened at random, by half
-    at most, so that those who failed together do not come back together. What a server asks for goes before that, and
-    is waited for up to `longest_wait`.
+    The waits between tries double from `first_wait` to `longest_wait` seconds. Each is shortened at random, by half at
+    most, so that callers that failed together do not retry together. A server's own wait takes precedence, up to
+    `longest_wait`.
     """
 
     seconds: float = math.inf
@@ -45,7 +45,7 @@ class RetryPolicy:
 
     @property
     def patience(self) -> float:
-        """The seconds that the waits of all tries take at least, where no server asks for another time."""
+        """The least seconds that the waits of all tries take, if no server asks for another time."""
         return sum(min(self.first_wait * 2.0**number, self.longest_wait) for number in range(int(self.tries) - 1)) / 2
 
     def seconds_to_wait(self, failures: float, requested: float = 0.0) -> float:
@@ -60,7 +60,7 @@ class RetryPolicy:
 class Waits:
     """Counts the waits for a server, and shows them: the first at once, later ones every few seconds.
 
-    Several may wait at the same time: `seconds` are those in which at least one did.
+    Several calls may wait at once: `seconds` counts the time in which at least one did.
     """
 
     server: str

@@ -41,8 +41,8 @@ def table_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[tuple[int, d
     """Yields (number from 1, row by the columns' names) of a table. A row's number in CSV is the line where it begins.
 
     It is a file `.csv` or `.tsv` (also with `.gz`) or `.parquet`, or a folder of Parquet files. The cells of CSV are
-    text; `columns` names them where the file has no header. Raises `PosgapError` that names the file, and the row where
-    one is wrong.
+    text; `columns` names them if the file has no header. Raises `PosgapError`, which names the file, and the row if one
+    is wrong.
     """
     path = Path(path)
     kind = kind_of_table(path)
@@ -53,7 +53,7 @@ def table_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[tuple[int, d
 
 
 def _read_parts(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a Parquet file or a folder of them, but for those that hold nothing, as CSV's empty lines."""
+    """Yields the rows of a Parquet file or a folder of them, without empty ones, as for CSV's empty lines."""
     from posgap.foundation.parquet import read_parquet  # late: pyarrow takes a second to load
 
     parts = sorted(path.glob("*.parquet")) if path.is_dir() else [path]

@@ -6,7 +6,7 @@ from posgap.foundation.printing import printable
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """A Markdown table whose source is aligned too: the first `left` columns to the left, the others to the right."""
+    """Returns a Markdown table with aligned source: the first `left` columns to the left, the others to the right."""
     columns = []
     rules = []
     for number, column in enumerate(zip(head, *rows, strict=True)):

@@ -1,7 +1,7 @@
-"""Leaves the error that ended a container's program where Kubernetes reads it: in the pod's termination message.
+"""Leaves the error that ended a container's program in the pod's termination message, for Kubernetes.
 
-Argo has the message in the node of a step, and `infra/kubernetes/kfp/retries.yaml` tries no step again whose message
-begins with `REFUSED`. What watches a TrainJob reads it of each pod, whose log may be gone.
+Argo has the message in the node of a step, and `infra/kubernetes/kfp/retries.yaml` does not retry a step if its message
+begins with `REFUSED`. The watcher of a TrainJob reads each pod's message, as the pod's log may be gone.
 """
 
 from contextlib import suppress

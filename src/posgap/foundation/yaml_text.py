@@ -16,9 +16,9 @@ from posgap.foundation.errors import Malformed, TooLarge, first_line
 def parse_yaml(data: bytes, where: str, what: str, max_bytes: int, typed: bool = False) -> Any:
     """Returns the value of a YAML text. Raises `Malformed` or `TooLarge` at `where`.
 
-    `what` the text is to be, as "a policy", is in what it says. Refused are texts of more than `max_bytes`, aliases,
-    and names that are there twice. With `typed`, null, true, false and numbers are read as such, which have to be such
-    as JSON has, and so is every JSON text as JSON reads it.
+    The message says `what` the text should be, such as "a policy". It refuses texts of more than `max_bytes`, aliases,
+    and duplicate names. With `typed`, null, true, false and numbers get their types, and numbers must be valid JSON;
+    every JSON text reads as in JSON.
     """
     if len(data) > max_bytes:
         raise TooLarge(f"more than {max_bytes} bytes, too much for {what}", at=where)
@@ -39,7 +39,7 @@ def parse_yaml(data: bytes, where: str, what: str, max_bytes: int, typed: bool =
 
 
 class _StrictLoader:
-    """A part of loaders that refuses aliases, and names that are there twice."""
+    """A mixin for loaders that refuses aliases and duplicate names."""
 
     what = "it"
 

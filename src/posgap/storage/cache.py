@@ -28,7 +28,7 @@ INCOMPLETE = ".incomplete"  # stands in a folder until all of it is there
 class Source:
     """Something to read. The methods here work for every kind of source, by what `fetch` brings to this machine."""
 
-    location: Location  # where it is, or its name
+    location: Location  # its place, or its name
 
     @property
     def is_incomplete(self) -> bool:
@@ -53,7 +53,7 @@ class Source:
         return files.digest_path(Path(self.fetch()))
 
     def cache_key(self) -> str:
-        """A text that changes whenever the content does, without a download; of a source that has only a name, that
+        """Returns a text that changes whenever the content does, without a download; if a source has only a name, that
         name."""
         return self.digest()
 
@@ -227,7 +227,7 @@ def _bring(uri: str, objects: Iterable[Object]) -> dict[Object, str]:
 
     if not missing():
         return hashed
-    # Only one of several processes downloads the same objects. Once it has the lock it reads what the one before
+    # Only one of several processes downloads the same objects. Once it has the lock, it reads what the previous one
     # recorded, and deletes what that one left unfinished.
     mark = files.digest_of(["incoming", *(stored.mark for stored in objects)])[:16]
     with lock_mark(mark):

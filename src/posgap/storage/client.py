@@ -71,7 +71,7 @@ class _Tries:
         self._waits = Waits(f"S3 at {address}")
 
     def seconds_before_retry(self, **details: Any) -> float | None:
-        """Seconds after which to send it again; None for not."""
+        """Returns the seconds to wait before a retry; None for no retry."""
         from botocore.exceptions import EndpointConnectionError
 
         context = self._adapter.create_retry_context(**details)
@@ -90,7 +90,7 @@ class _Tries:
 
 @contextmanager
 def explain_errors(what: str) -> Iterator[None]:
-    """Turns what boto3 raises into a `PosgapError` of one line about `what`."""
+    """Turns boto3's errors into a `PosgapError` of one line about `what`."""
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
     from s3transfer.exceptions import RetriesExceededError, S3DownloadFailedError

@@ -26,7 +26,7 @@ class Dataset(Record):
 def datasets_of(context: str, inputs: Mapping[str, Mapping[str, str]], sources: Mapping[str, Source]) -> list[Dataset]:
     """The data that a stage is based on: its examples, used for `context`; or, if it has none, the data of its inputs.
 
-    Examples that a stage wrote, such as `validate`, count as the data that this stage read.
+    Examples that a stage such as `validate` wrote count as the data that this stage read.
     """
     behind = {
         field: parse_as(list[Dataset], manifest_of(source).get("datasets", []), f"{source.location}/{MANIFEST}")

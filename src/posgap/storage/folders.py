@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 
 def local_copy(location: Location, kind: str = "outputs") -> Path:
-    """Returns where on this machine the content of a location is written: there itself or, for a URI, at its twin, a
-    path in the cache. Copies nothing."""
+    """Returns the local place to write a location's content: the location itself or, for a URI, a path in the cache.
+    Copies nothing."""
     if not is_uri(location):
         return Path(location)
     return in_cache(kind, files.digest_of([client().meta.endpoint_url, location])[:16], location)

@@ -1,4 +1,4 @@
-"""The inputs of a config, wherever they are: on this machine, in S3, at an address, on the hub or in the registry."""
+"""Reads a config's inputs, wherever they are: on this machine, in S3, at an address, on the hub or in the registry."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass

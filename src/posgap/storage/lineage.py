@@ -12,8 +12,8 @@ TRAINING_EXAMPLES_FILE = "training_examples.json"
 
 
 def examples_of(swept: Location) -> Location | None:
-    """Returns the location of the examples that a sweep asked; of a merged one, those of its first part. None if its
-    manifest names none."""
+    """Returns the location of a sweep's examples; for a merged sweep, of its first part's. None if its manifest names
+    none."""
     folder = fetch_location(swept)
     inputs = read_manifest(folder).get("inputs", {})
     for field in ("examples", "sweeps.1"):
@@ -25,10 +25,10 @@ def examples_of(swept: Location) -> Location | None:
 
 
 def find_from(location: str, folder: Path) -> Location:
-    """A location that the manifest of `folder` names.
+    """Returns a location that the manifest of `folder` names.
 
-    A relative path that does not exist from here is looked for from the folders above `folder`: the command that wrote
-    it ran in one of them.
+    A relative path that does not exist from here is resolved from the folders above `folder`: the command that wrote it
+    ran in one of them.
     """
     path = Path(location)
     if is_uri(location) or is_address(location) or path.is_absolute() or path.exists():
@@ -43,7 +43,7 @@ def ancestors(folder: str | Path) -> list[str]:
 
 
 def training_examples(folder: str | Path) -> set[str]:
-    """The contents (`posgap.tasks.content`) of all examples that a model, or one that it was made from, learnt.
+    """Returns the contents (`posgap.tasks.content`) of all examples learnt by a model or by one that it was made from.
 
     A model learns examples by training, or by a search for its scaling. `folder` is the model's or its sweep's. Empty
     if nothing is known: for a model on the hub, behind an endpoint, or made elsewhere.

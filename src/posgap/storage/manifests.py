@@ -1,4 +1,4 @@
-"""The files in the manifest of an output: who wrote them, and whether they are complete."""
+"""Records the files of an output in its manifest: who wrote them, and whether they are complete."""
 
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path

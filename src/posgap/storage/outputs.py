@@ -1,4 +1,4 @@
-"""An output on this machine: who made it, who writes it, and what a killed writer has left.
+"""Manages a local output: its maker, its current writer, and what a killed writer has left.
 
 Everything unfinished of the output `run/base` lies beside it in `run/.posgap-base/`, its home:
 
@@ -10,8 +10,8 @@ Everything unfinished of the output `run/base` lies beside it in `run/.posgap-ba
     done/          the work of a complete output, which is being deleted
     unlogged/      the output's runs that MLflow does not have whole (tracking/runs.py)
 
-The home exists while the output is being made. After that it stays only if there is work to continue from, or a run
-that MLflow does not have.
+The home exists while the output is being made. After that it stays only if there is work to resume, or a run that
+MLflow does not have.
 """
 
 import contextlib
@@ -114,7 +114,7 @@ class Output:
         try:
             self._clean_up()
             (self.home / "writer.json").unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # it is not empty, or not there
+            with contextlib.suppress(OSError):  # it is not empty, or does not exist
                 files.work_folder(self.out).rmdir()
             (self.home / "lock").unlink(missing_ok=True)
             with contextlib.suppress(OSError):
@@ -148,7 +148,7 @@ class Folder(Output):
         return (self.partial / MANIFEST).is_file()
 
     def there(self) -> Path:
-        """Where the output is: in its place, or where a writer had set it aside before it was killed."""
+        """Returns where the output is: in its place, or where a writer had set it aside before it was killed."""
         return self.old if self.old.exists() and not os.path.lexists(self.out) else self.out
 
     def take_place(self) -> None:
@@ -164,14 +164,14 @@ class Folder(Output):
         self._take_place(self.out, MANIFEST)
 
     def reject(self, record: Mapping[str, Any]) -> None:
-        """Puts `partial`, which tells why the input was refused, beside the output, with a record of who wrote it."""
+        """Puts `partial`, which explains why the input was refused, beside the output, with a record of its writer."""
         files.write_json(self.partial / REFUSAL, {**record, "files": hash_files(self.partial)})
         self._take_place(self.rejected, REFUSAL)
 
     def _take_place(self, place: Path, record: str) -> None:
         aside = self._aside(place)
         if place.exists():
-            # Set aside first and checked then, so that nobody can add files in between.
+            # Set aside first and then checked, so that nobody can add files in between.
             os.replace(place, aside)
             try:
                 self._require_ours(aside, record)
@@ -235,7 +235,7 @@ class RunFolder(Output):
             raise _not_ours(self.out, reason)
 
     def write_manifest(self, names: Iterable[str], outputs: Mapping[str, Location] = MappingProxyType({})) -> None:
-        """Writes the folder's manifest: its files that no stage wrote, and the outputs that these are based on."""
+        """Writes the folder's manifest: its files that no stage wrote, and the outputs that they are based on."""
         inputs = {name: _as_input(output) for name, output in outputs.items()}
         manifest = {"stage": self.verb, "identity": "", "files": hash_files(self.out, names), "inputs": inputs}
         files.write_json(self.out / MANIFEST, manifest)

@@ -24,7 +24,7 @@ class Writing(Protocol):
 
 
 def require_place(config: Writing) -> None:
-    """Raises `PosgapError` if `config.out` can be no output, regardless of who made what is there.
+    """Raises `PosgapError` if `config.out` can be no output, whoever made its present content.
 
     It must not be, contain or lie in an input. It must not be or contain the current folder, the home folder or a work
     folder, so it is neither `/` nor `..`. It must be no link. Its name must be printable, and valid on every disk.
@@ -58,7 +58,7 @@ def _bad_name(out: Path) -> str:
     try:
         if out.is_symlink():
             return f"it is a symbolic link; name the place itself, {os.readlink(out)}"
-        workspace(out).is_symlink()  # raises where the name of the workspace, which is longer, is too long
+        workspace(out).is_symlink()  # raises if the workspace's name, which is longer, is too long
         resolve_place(out)
     except (OSError, RuntimeError) as error:  # names too long, links in a circle
         return (isinstance(error, OSError) and error.strerror) or str(error)

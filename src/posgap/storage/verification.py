@@ -1,4 +1,4 @@
-"""Whether outputs, and what they were made from, are still what their manifests say."""
+"""Verifies that outputs, and what they were made from, still match their manifests."""
 
 import logging
 from collections.abc import Mapping
@@ -25,8 +25,9 @@ class Verification:
         self._hashed: dict[str, Mapping[str, str]] = {}
 
     def verify(self, folder: Source) -> None:
-        """Hashes every file of an output and compares it with the manifest; so too the inputs that the manifest names,
-        as far as they are at hand, and what those were made from. `PosgapError` if no stage wrote the folder."""
+        """Hashes every file of an output and compares it with the manifest. It does the same for the inputs that the
+        manifest names, if they are at hand, and for their own inputs. Raises `PosgapError` if no stage wrote the
+        folder."""
         manifest = read_record(folder.local_file(MANIFEST))
         if not file_records(manifest):
             raise NotFound(f"{folder.location}: no {MANIFEST} here lists its files; name a folder that a stage wrote")

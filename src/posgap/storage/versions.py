@@ -19,7 +19,7 @@ from posgap.storage.client import client, explain_errors
 from posgap.storage.objects import head
 
 COMPLETE = (MANIFEST, "_SUCCESS")
-# A version ends a name, but for suffixes, or the slash of a folder; what stands before it is the series.
+# A version ends a name, except for suffixes or a folder's slash; the part before it is the series.
 _END = r"(?:/|(?:\.[A-Za-z][\w-]*)*)"
 _DATED = re.compile(rf"(?P<series>(?:.*\D)?)(?P<version>\d{{4}}-\d\d-\d\d(?:T\d\d-?\d\d(?:-?\d\d)?Z?)?){_END}")
 _NUMBERED = re.compile(rf"(?P<series>(?:.*[-_=])?v?)(?P<version>\d+(?:\.\d+){{0,3}}){_END}")
@@ -27,7 +27,7 @@ _NUMBERED = re.compile(rf"(?P<series>(?:.*[-_=])?v?)(?P<version>\d+(?:\.\d+){{0,
 
 @dataclass(frozen=True)
 class Version:
-    """One version: its name, like `2026-11-20` or `1.10.0`, and where it is."""
+    """One version: its name, like `2026-11-20` or `1.10.0`, and its place."""
 
     name: str
     location: Location
@@ -48,11 +48,12 @@ class Version:
 
 
 def newest(prefix: str) -> Version:
-    """The newest complete version whose place begins with `prefix`, or the one released, on this machine or in S3.
+    """Returns the newest complete version whose place begins with `prefix`, or the released one, on this machine or in
+    S3.
 
     `prefix` is a folder, or a folder and the beginning of names in it. It can also be a file, a complete folder without
-    versions, or the address of a file, each of which is its own only version. `PosgapError` if there is none, or if
-    names of several series, dates beside numbers, or two of one version leave open which is newest.
+    versions, or the address of a file; each of these is its own only version. Raises `PosgapError` if there is none, or
+    if it is unclear which is newest: with names of several series, dates beside numbers, or two of one version.
     """
     if is_address(prefix):
         return _itself(prefix)
@@ -106,7 +107,7 @@ def _is_date(version: str) -> bool:
 
 
 def _entries(prefix: str) -> Iterator[str]:
-    """The names that begin with `prefix`, without their folder; those of folders end in a slash."""
+    """Returns the names that begin with `prefix`, without their folder; a folder's name ends in a slash."""
     if not is_uri(prefix):
         folder, slash, beginning = prefix.rpartition("/")
         at = Path(folder + slash)
