@@ -1,4 +1,4 @@
-"""A model folder with a mitigation in its config, and what lies beside: who it was searched on, and a warning."""
+"""A model folder with a mitigation in its config, and its companions: the examples of its search, and a warning."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ def copy_with_mitigation(
     model: Path, mitigation: ModelMitigation, settings: Settings, seen: Collection[str], out: Path
 ) -> None:
     """Copies a model folder into `out` with the mitigation in `config.json`, the contents of the examples that it has
-    `seen`, and a word in the model card where posgap alone puts the mitigation in force."""
+    `seen`, and, if only posgap applies the mitigation, a note in the model card."""
     copy_model(model, out)
     config = mitigation.write_config(read_config(out), settings)
     write_closable_config(out, config)

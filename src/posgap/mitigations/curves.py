@@ -1,8 +1,7 @@
 """Curves over depth: a few control points give one factor per layer.
 
-Every kind of curve is linear in the heights of its control points: `factors = basis @ points`,
-where each row of the basis `[L, k]` is non-negative and sums to one. So for every kind the factors lie within the
-bounds of the points.
+Every kind of curve is linear in the heights of its control points: `factors = basis @ points`. Each row of the basis
+`[L, k]` is non-negative and sums to one. So for every kind the factors lie within the bounds of the points.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ import numpy as np
 from posgap.mitigations.curve_kinds import CURVES
 
 Candidate = tuple[float, ...]  # one factor per layer
-# Finer than any difference that a search can resolve, and coarse enough that equal candidates compare as equal.
+# Finer than any difference that a search can resolve, and coarse enough for equal candidates to compare as equal.
 DECIMALS = 4
 
 

@@ -46,7 +46,7 @@ class ReversedOrder(PromptMitigation):
 
 
 class Relevance(Settings):
-    """Where the most relevant documents stand: at both `ends` of the prompt, the least relevant in its middle, or
+    """The place of the most relevant documents: at both `ends` of the prompt, the least relevant in its middle, or
     `first`, or `last`."""
 
     most: Literal["ends", "first", "last"] = "ends"
@@ -62,7 +62,7 @@ def at_ends(ranked: Sequence["Document"]) -> list["Document"]:
 
 
 def by_relevance(example: "AnyExample", documents: Sequence["Document"]) -> list["Document"]:
-    """Sorts documents by relevance to the question, the most relevant first, without looking at which are gold.
+    """Sorts documents by relevance to the question, the most relevant first, without knowing the gold ones.
 
     The order is the retriever's for retrieved examples, else BM25's over title and text among these documents; ties
     keep the given order.
@@ -194,18 +194,18 @@ class QuotedFirst(PromptMitigation):
 
 
 class Orders(Settings):
-    """How many random orders of its documents a question is asked in, all of them where there are no more."""
+    """The number of random orders of its documents in which a question is asked; all of them if there are no more."""
 
     orders: int = Field(5, ge=1, le=100)
 
 
 def majority(responses: Sequence[str]) -> int:
-    """The index of the first response of those that are given most often, as SQuAD normalises them; of several that are
-    given as often, the one that came first. A response that says nothing is none, unless all are."""
+    """Returns the index of the first of the most frequent responses, as SQuAD normalises them; in a tie, the earliest.
+    An empty response does not count, unless all are empty."""
     # SQuAD drops articles, and "A" is an option's letter too.
     said = [normalize(response) or " ".join(re.findall(r"\w+", response.lower())) for response in responses]
     votes = Counter(filter(None, said)) or Counter(said)
-    ((most, _),) = votes.most_common(1)  # which keeps the order in which they came
+    ((most, _),) = votes.most_common(1)  # it keeps the order of arrival
     return said.index(most)
 
 

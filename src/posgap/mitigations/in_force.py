@@ -49,8 +49,8 @@ def scale_model(model: "PreTrainedModel", factors: Factors | None = None) -> "Pr
     """Scales `model` in place by `factors`, or by those its config names, and returns it.
 
     Factors are one per layer `[L]`, or one per attention head `[L][H]` (see `heads`). The config names them from then
-    on, so the model is saved scaled. A model whose config names none is returned unchanged. Scaling a scaled model
-    replaces its factors.
+    on, so the model is saved scaled. A model without factors in its config is returned unchanged. Scaling a scaled
+    model replaces its factors.
     """
     if factors is None:
         _take_from_folder(model)
@@ -74,8 +74,8 @@ def scale_model(model: "PreTrainedModel", factors: Factors | None = None) -> "Pr
 
 
 def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrainedModel":
-    """A causal language model from safetensors, in evaluation mode, on the CPU, with the RoPE factors and all other
-    mitigations in force that its config names.
+    """Loads a causal language model from safetensors, in evaluation mode, on the CPU, with the RoPE factors and all
+    other mitigations that its config names.
 
     Arguments and errors are those of `posgap.models.loading.load_as_trained`.
     """
@@ -95,10 +95,10 @@ def apply_configured(model: "PreTrainedModel") -> "PreTrainedModel":
 
 
 def _take_from_folder(model: "PreTrainedModel") -> None:
-    """Gives the config of a model in which nothing was ever in force what the `config.json` of its folder names.
+    """Copies what the folder's `config.json` names into the config of a model that never had a mitigation.
 
-    Of models that see too (Qwen3.5, Llama 4) transformers makes a model of text alone, whose config is a part of the
-    folder's, without what stands beside that part.
+    For models that also see (Qwen3.5, Llama 4), transformers makes a text-only model with a part of the folder's
+    config, and drops what stands beside that part.
     """
     file = Path(model.name_or_path or "") / "config.json"
     if had_any(model) or not model.name_or_path or not file.is_file():

@@ -1,8 +1,8 @@
 """Layer-specific scaling: one RoPE factor per layer, on a curve over depth that a search finds.
 
-It is after LPES (arXiv 2606.27705), of which only the abstract and a review were at hand, and after an earlier paper
-of the same group (arXiv 2503.04355). Those say: a factor for each layer, a genetic algorithm, Bezier curves. The
-algorithm's tournaments, crossover and mutation, the bounds and the weights of positions are posgap's own.
+It follows LPES (arXiv 2606.27705), for which only the abstract and a review were available, and an earlier paper of the
+same group (arXiv 2503.04355). Those say: a factor for each layer, a genetic algorithm, Bezier curves. The algorithm's
+tournaments, crossover and mutation, the bounds and the weights of positions are posgap's own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,8 +62,8 @@ class LayerSpecificScaling(ModelMitigation):
         return [LayerFactors(factors=list(factors)) for factors in proposal.search_factors()]
 
     def write_config(self, config_json: Mapping[str, Any], settings: LayerFactors) -> dict[str, Any]:
-        """Writes factors that are all alike as whatever loads the folder reads them: as none, or as one linear factor
-        of the model's RoPE, where it has a single one that is not scaled yet."""
+        """Writes equal factors so that any loader of the folder can read them: as none, or as one linear factor of the
+        model's RoPE, if it has a single one that is not scaled yet."""
         without = {key: value for key, value in config_json.items() if key != CONFIG_KEY}
         factor, *others = set(settings.factors)
         if not others and factor == 1:

@@ -32,12 +32,11 @@ class Settings(BaseModel):
 class Mitigation:
     """A remedy by its name; posgap has one instance of each class.
 
-    `source` is the paper, with section or equation. `cost` says in a phrase what a served prompt pays for it beside
-    the model's own work; "nothing" where that is so. `served_by` are the programs that serve it: "anything" that loads
-    the model folder, or some of "transformers" (with posgap), "vllm" (with posgap's plugin), "endpoints" (posgap asks).
-    `order_free` says that prompts have the same order whatever order is given, but for documents that are equally
-    relevant, so that a gap of 0 is none of its merits. A form that names one that `needs_rope` is refused for a model
-    without, before a run.
+    `source` is the paper, with section or equation. `cost` says in a phrase what it adds to a served prompt's own work;
+    "nothing" if nothing. `served_by` are the programs that serve it: "anything" that loads the model folder, or some of
+    "transformers" (with posgap), "vllm" (with posgap's plugin), "endpoints" (posgap asks). `order_free` says that
+    prompts have the same order whatever the given one, except for equally relevant documents, so a gap of 0 is no
+    merit. A form that names one that `needs_rope` is refused for a model without RoPE, before a run.
     """
 
     name: str
@@ -99,11 +98,11 @@ class PromptMitigation(Mitigation):
     call: str = "answer(question, reorder(passages))"
 
     def order_documents(self, given: "ReorderInput", settings: Any) -> "Sequence[Sequence[Document]]":
-        """Returns the orders of documents in which the question is asked, each a prompt."""
+        """Returns the orders of documents in which to ask the question, each a prompt."""
         raise NotImplementedError
 
     def word_question(self, question: str) -> str:
-        """Returns the question in the words in which it is asked."""
+        """Returns the question as the mitigation words it."""
         return question
 
     def read_response(self, response: str) -> str:
@@ -119,8 +118,8 @@ class PromptMitigation(Mitigation):
         return [self.settings()]
 
     def write_code(self, settings: Any) -> str:
-        """Returns what an application does, as functions of plain Python whose `passages` are a list of whatever kind,
-        the most relevant first; empty if it cannot."""
+        """Returns an application's code for it, as plain Python functions with `passages`, a list of any kind, the most
+        relevant first; empty if it has none."""
         return ""
 
 
@@ -139,7 +138,7 @@ class ProposalInput:
 
 @dataclass(frozen=True)
 class ReorderInput:
-    """A question and its documents in the order in which they are given to a mitigation."""
+    """A question and its documents in the order in which a mitigation gets them."""
 
     example: "AnyExample"
     documents: "Sequence[Document]"

@@ -1,18 +1,18 @@
-"""Multi-scale positional encoding (Ms-PoE): one RoPE factor per attention head, by how sensitive to position it is.
+"""Multi-scale positional encoding (Ms-PoE): one RoPE factor per attention head, by the head's sensitivity to position.
 
-In each layer heads are ranked by the share of the prompt's tokens to which its last token gives more than three times
-the mean attention. The most sensitive head reads positions divided by 1.2, the least sensitive by 1.8, the others by
-factors between in equal steps; the first two layers stay as they are (Zhang et al. 2024, sections 3.3 and 4.1).
+In each layer heads are ranked by the share of the prompt's tokens that get more than three times the mean attention
+from its last token. The most sensitive head reads positions divided by 1.2, the least sensitive by 1.8, the others by
+factors between in equal steps; the first two layers stay unchanged (Zhang et al. 2024, sections 3.3 and 4.1).
 
-What the released code (VITA-Group/Ms-PoE) does, and what is done here:
-- It ranks heads at each prompt, by queries and keys without positions: so `ms-poe`. `ms-poe-static` takes the mean over
-  prompts once, so that a served prompt pays nothing for it.
-- Its steps are low + (high - low) * rank / H, which never reach `high`, and it uses the order of the heads as their
-  ranks, which gives head h the step of another head than the paper's text does. Here the most sensitive head gets `low`
-  and the least sensitive `high`, as the paper has it.
-- It is for multi-head attention. Under grouped queries it turns each key by the factor of the first of the query heads
-  that share it, so that scores depend on more than distances. Here the heads that share a key are ranked together and
-  share a factor.
+The released code (VITA-Group/Ms-PoE) compared with this module:
+- It ranks heads at each prompt, by queries and keys without positions: `ms-poe` does that. `ms-poe-static` takes the
+  mean over prompts once, so it costs a served prompt nothing.
+- Its steps are low + (high - low) * rank / H, which never reach `high`. It takes the order of the heads for their
+  ranks, which gives head h another head's step than the paper's text. Here the most sensitive head gets `low` and the
+  least sensitive `high`, as in the paper.
+- It is for multi-head attention. Under grouped queries it rotates each key by the factor of the first query head that
+  shares it, so scores depend on more than distances. Here the heads that share a key are ranked together and share a
+  factor.
 """
 
 from collections.abc import Mapping, Sequence

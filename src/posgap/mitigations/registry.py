@@ -1,4 +1,4 @@
-"""The mitigations that users choose by name: posgap's own, and those of installed packages."""
+"""Lists the mitigations that users choose by name: posgap's own, and those of installed packages."""
 
 from typing import Annotated, cast
 

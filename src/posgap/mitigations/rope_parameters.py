@@ -1,6 +1,7 @@
-"""RoPE that a model's own `rope_parameters` change, so that whatever loads the model folder has it without posgap.
+"""Changes a model's RoPE through its own `rope_parameters`, so that any loader of the model folder has it without
+posgap.
 
-In memory the model's rotary embeddings are made anew from the changed configuration, as loading the folder makes them.
+In memory the model's rotary embeddings are made anew from the changed configuration, as at loading.
 """
 
 import copy
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PretrainedConfig, PreTrainedModel
 
-# The parameters of one RoPE, `(config, parameters, factor)`, as they are with a factor other than 1.
+# The parameters of one RoPE, `(config, parameters, factor)`, with a factor other than 1.
 Change = Callable[["PretrainedConfig", Mapping[str, Any], float], dict[str, Any]]
 _FULL = "full_attention"
-_EFFECT = 2.0  # the factor with which it is tried whether a model follows its rope_parameters at all
+_EFFECT = 2.0  # a factor that tests whether a model follows its rope_parameters at all
 
 
 class Factor(Settings):
@@ -30,10 +31,10 @@ class Factor(Settings):
 
 
 def put_rope(model: "PreTrainedModel", name: str, change: Change, factor: float) -> Undo:
-    """Has `model` turn queries and keys by changed `rope_parameters`, and read that many more tokens; returns what
-    takes both back.
+    """Makes `model` rotate queries and keys by changed `rope_parameters`, and read that many more tokens; returns a
+    function that undoes both.
 
-    `PosgapError`, and a model as it was, where it has no RoPE that `rope_parameters` make, or reads nothing of it.
+    Raises `PosgapError`, with the model unchanged, if its RoPE is not made from `rope_parameters`, or ignores them.
     """
     rotaries = _followed_rotaries(model, name, change)
     config: Any = model.config.get_text_config()
@@ -117,8 +118,8 @@ def rotary_dimensions(config: "PretrainedConfig", parameters: Mapping[str, Any])
 
 
 def _context_with(config: Any, wanted: Mapping[str, Any], factor: float) -> int | None:
-    """The tokens that a model can read with the `rope_parameters` wanted: `factor` times those it was trained for,
-    unless its RoPE is scaled already, since some kinds are made of that length."""
+    """Returns the tokens that a model can read with the `rope_parameters` wanted: `factor` times those of its training,
+    unless its RoPE is scaled already, since some kinds are made for that length."""
     declared = getattr(config, "max_position_embeddings", None)
     types = _by_type(config, wanted)
     unscaled = all(each["rope_type"] == "default" for each in _each(config.rope_parameters, types))
@@ -144,8 +145,8 @@ def _by_type(config: Any, parameters: Mapping[str, Any]) -> list[str]:
 
 
 def _change_parameters(config: Any, where: str, change: Change, factor: float) -> dict[str, Any]:
-    """The `rope_parameters` of a config with a factor. If types of layers have a RoPE each, the layers that see all
-    that was read get it, as Gemma 3's did; those with a window see near tokens alone."""
+    """Returns the `rope_parameters` of a config with a factor. If each type of layer has its own RoPE, only the layers
+    that see all tokens get the factor, as in Gemma 3; those with a window see only near tokens."""
     parameters = getattr(config, "rope_parameters", None)
     if not parameters:
         raise PosgapError(f"{where}: it has no rotary position embedding to scale")
@@ -184,7 +185,8 @@ def _remake_rotaries(
 
 
 def _become(module: "nn.Module", new: "nn.Module") -> Undo:
-    """Gives a rotary embedding the tables of a new one. It stays the same module, whose `forward` may be wrapped."""
+    """Gives a rotary embedding the tables of a new one. It stays the same module, since its `forward` may be
+    wrapped."""
     device = next(module.buffers()).device
     before = _public(module)
     tables = dict(module._buffers)

@@ -1,12 +1,12 @@
-"""The scalings of RoPE that a model's own configuration carries, so that whatever loads the folder has them: position
-interpolation (`linear`), NTK-aware scaling (`ntk`) and YaRN (`yarn`).
+"""Scalings of RoPE in a model's own configuration, which any loader of the folder applies: position interpolation
+(`linear`), NTK-aware scaling (`ntk`) and YaRN (`yarn`).
 
 `linear` divides all positions by one number.
 
-`ntk` enlarges the base of RoPE, so that the slowest frequency is divided by the factor, as position interpolation
-divides it, and the fastest stays as it is: with d dimensions that are turned, base' = base * factor ** (d / (d - 2)).
-Whatever scaling the model's RoPE has already works on the larger base. A saved model has its new base, and beside it
-the factor, since nothing else shows that the base was ever another and a second factor would come on top of the first.
+`ntk` enlarges the base of RoPE: it divides the slowest frequency by the factor, like position interpolation, and keeps
+the fastest. With d rotated dimensions, base' = base * factor ** (d / (d - 2)). Any scaling that the model's RoPE has
+already works on the larger base. A saved model has its new base, and beside it the factor: nothing else shows that the
+base was changed, and a second factor would multiply the first.
 
 `yarn` interpolates slow frequencies, leaves fast ones alone, and sharpens attention.
 """
@@ -82,8 +82,8 @@ def _change_linear(config: "PretrainedConfig", parameters: Mapping[str, Any], fa
 
 
 def linear_for_all_layers(config_json: Mapping[str, Any], factor: float) -> dict[str, Any] | None:
-    """A model's config.json with one linear factor, where that divides the positions of all layers; None if it
-    cannot: types of layers have a RoPE each, it is scaled already, or there is none, or the factor is less than 1."""
+    """Returns a model's config.json with one linear factor, if that divides the positions of all layers; None if types
+    of layers have their own RoPE, if it is scaled already, if there is none, or if the factor is less than 1."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     try:
@@ -142,8 +142,8 @@ def _require_own_base(factor: float | None, where: str) -> None:
 
 
 class YarnSettings(Factor):
-    """`factor` by which slow frequencies are divided; those that turn often within `original_max_position_embeddings`
-    tokens are not, the length that the model was trained for (None: its `max_position_embeddings`)."""
+    """`factor` by which slow frequencies are divided. Those that turn often within `original_max_position_embeddings`
+    tokens, the length of the model's training (None: its `max_position_embeddings`), are not."""
 
     original_max_position_embeddings: Annotated[int, Field(gt=0)] | None = None
 

@@ -1,6 +1,6 @@
-"""What is in force in a model: a stack of mitigations, each with its settings and how it is undone.
+"""The mitigations of a model: a stack, each with its settings and a function that undoes it.
 
-They are undone in the reverse of the order in which they were applied, so that each finds the model as it left it.
+They are undone in reverse order, so that each finds the model in the state that it left.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class StackEntry(NamedTuple):
 
 
 def in_force(model: "PreTrainedModel") -> dict[str, "Settings"]:
-    """The settings of the mitigations in force, by name, in the order in which they were applied."""
+    """Returns the settings of the applied mitigations, by name, in the order of their application."""
     return {entry.mitigation.name: entry.settings for entry in _stack(model)}
 
 
@@ -62,7 +62,7 @@ def _stack(model: "PreTrainedModel") -> list[StackEntry]:
 
 
 def _set_stack(model: "PreTrainedModel", stack: Sequence[StackEntry]) -> None:
-    """Sets what is in force; the config lists what `load_model` must apply."""
+    """Sets the applied mitigations; the config lists what `load_model` must apply."""
     setattr(model, _ATTRIBUTE, list(stack))
     listed = [entry.mitigation.list_entry(entry.settings) for entry in stack if entry.mitigation.is_listed]
     if listed:

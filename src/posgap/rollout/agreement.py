@@ -1,4 +1,4 @@
-"""Whether measures of influence agree on which documents of a prompt, or which tokens of a text, draw the more."""
+"""Whether measures of influence agree on which documents of a prompt, or which tokens of a text, draw more."""
 
 from collections.abc import Mapping
 from itertools import combinations
@@ -30,11 +30,12 @@ class Agreement(TypedDict):
 
 
 def measure_agreement(shares: Mapping[str, np.ndarray], of: str, seed: int) -> dict[str, Any]:
-    """Returns what `measurement.json` holds of the agreement of every two measures, from each text's `shares [E, n]` of
-    what they are `of`, documents or tokens.
+    """Returns the agreement of every two measures for `measurement.json`, from each text's `shares [E, n]` over
+    documents or tokens, which `of` names.
 
     It is Spearman's correlation over the n of a text, averaged over texts, with the 95 % bootstrap interval over texts.
-    `texts` counts those where it is defined: where neither measure is the same everywhere. Both are None without one.
+    `texts` counts those with a defined correlation: neither measure is the same everywhere. Both are None if there is
+    no such text.
     """
     rng = np.random.default_rng(seed)
     ranks = {name: _ranks(values) for name, values in shares.items()}

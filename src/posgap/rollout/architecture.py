@@ -31,7 +31,7 @@ class Architecture:
     diagonal: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
 
     def layers(self) -> list[RelativeAttention]:
-        """The attention of each layer, L in all; layers whose positions count alike share their sums."""
+        """Yields the attention of each layer, L in all; layers with the same positions share their sums."""
         n_layers = len(self.lambdas)
         n_heads = max(np.shape(self.slopes)[1], np.shape(self.diagonal)[1])
         slopes = np.broadcast_to(np.asarray(self.slopes, dtype=float), (n_layers, n_heads))

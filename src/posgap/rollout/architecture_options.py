@@ -13,16 +13,16 @@ from posgap.rollout.attention import Mask
 from posgap.rollout.encodings import alibi_slopes, require_lambdas, rope_angles, rotation_scores
 from posgap.rollout.files import Measurement
 
-HEAD_SIZE = 64  # of a model that was not measured, where RoPE turns a head's planes
+HEAD_SIZE = 64  # of an unmeasured model, whose planes RoPE rotates
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Description:
-    """What somebody says of an architecture, as the options of `rollout predict` explain it.
+    """A user's description of an architecture, as the options of `rollout predict` explain it.
 
-    A measurement supplies sizes of 0 and what is "measured", for content "heads". `given` names the values that
-    somebody gave and that are no defaults: each must be of use.
+    A measurement supplies sizes of 0, everything that is "measured", and content "heads". `given` names the values that
+    the user gave and that are no defaults: each must have an effect.
     """
 
     sequence_length: int
@@ -71,8 +71,8 @@ def build_architecture(description: Description, measured: Measurement | None) -
 
 
 def _encoding(description: Description, measured: Measurement | None, n_layers: int, n_heads: int) -> dict[str, Any]:
-    """The fields of an `Architecture` that say how position enters its scores, as it is described or was measured
-    on the model; none without positions, and for learned ones, which no architecture determines."""
+    """Returns the fields of an `Architecture` that say how position enters its scores, as described or measured; none
+    without positions, and for learned ones, which no architecture determines."""
     kind: str = description.encoding
     facts: Mapping[str, Any] = {}
     if measured and kind == "measured":
@@ -121,7 +121,7 @@ def _rotation(description: Description, facts: Mapping[str, Any], n_layers: int)
         bases = bases if len(bases) > 1 else [facts.get("theta", bases[0])]
         angles = [rope_angles(base, size) if base else [] for base in bases]
     if all(np.array_equal(turned, angles[0]) for turned in angles):
-        angles = [angles[0]] * n_layers  # alike, they are those of any number of layers
+        angles = [angles[0]] * n_layers  # if alike, they apply to any number of layers
     _require_each_layer(by, angles, n_layers)
     divisors = _require_each_layer("rope_factors", factors, n_layers) if factors else [1.0] * n_layers
     scores = []

@@ -52,7 +52,7 @@ def sum_kernel(n: int, mask: Mask, kernel: Kernel) -> np.ndarray:
 
 
 class RelativeAttention:
-    """One layer's attention, averaged over heads, whose scores depend on the distance alone, but for an extra score of
+    """One layer's attention, averaged over heads. Its scores depend only on the distance, except for an extra score of
     each token on itself.
 
     `totals [G, N]` are the kernel's sums under the mask (`sum_kernel`), `groups [H]` says which of the kernel's groups

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 AT_ONCE = 1 << 22  # numbers of written values worked on at a time: 16 MiB in float32
-ROUNDING = 0.02  # of a norm, by which what was put together may differ from what the model made
+ROUNDING = 0.02  # of a norm: allowed difference between the reassembled and the model's own
 
 
 class HeadOutputs:

@@ -10,7 +10,7 @@ from posgap.rollout.distributions import RESAMPLES, percentile_interval, spearma
 from posgap.rollout.files import Accuracy
 from posgap.rollout.plots import distribution_curves
 
-DESCRIBES = 0.5  # the least Spearman correlation with which a prediction describes a model
+DESCRIBES = 0.5  # the least Spearman correlation of a prediction that describes a model
 
 
 def compare_distributions(predicted: np.ndarray, texts: np.ndarray, rng: np.random.Generator) -> dict:
@@ -39,8 +39,8 @@ def _if_defined(figure: np.ndarray) -> float | None:
 
 
 def predicted_shares(predicted: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Returns each document's share [n] of what a predicted distribution [N] puts on all of them,
-    averaged over prompts whose documents begin and end at these `edges` [E, 2 n], shares of a prompt's length."""
+    """Returns each document's share [n] of a predicted distribution [N] over all documents, averaged over prompts;
+    `edges` [E, 2 n] are the documents' beginnings and ends, as shares of a prompt's length."""
     sums = np.concatenate([[0.0], np.cumsum(predicted)])
     length = len(predicted)
     at = np.interp(edges * length, np.arange(length + 1), sums).reshape(len(edges), -1, 2)

@@ -20,21 +20,21 @@ from posgap.models.loading import eager_attention
 from posgap.rollout.encodings import alibi_slopes
 
 Call = tuple[tuple, dict]  # positional and keyword arguments of a layer
-# Is given the first query of a block, its attention [B, H, Q, N], which tokens it may attend to, [Q, N], and the values
-# of all tokens by group of heads, [B, K, N, d]; None where the family's attention cannot be replaced.
+# Gets the first query of a block, its attention [B, H, Q, N], which tokens it may attend to, [Q, N], and the values of
+# all tokens by group of heads, [B, K, N, d]; None if the family's attention cannot be replaced.
 Take = Callable[[int, Tensor, Tensor, Tensor | None], None]
 
 WEIGHTS_AT_ONCE = 1 << 22  # attention weights of a block of queries, over a batch and all heads: 16 MiB in float32
 _BLOCKS = "posgap_rollout_blocks"  # the name of our attention implementation
-_TAKE = "_posgap_take"  # the attribute by which an attention module hands out its matrices
-_OTHERWISE = 0.1  # of the last states' norm, from which on another attention is no rounding
-_ROUNDING = 0.02  # of a difference, by which it may deviate and still count as the same
+_TAKE = "_posgap_take"  # the attribute through which an attention module hands out its matrices
+_OTHERWISE = 0.1  # of the last states' norm; a larger difference is another attention, not rounding
+_ROUNDING = 0.02  # of a difference: allowed deviation that still counts as equal
 
 
 @dataclass
 class _Adding:
-    """How a layer adds what its attention makes to the residual stream: `last` is the module in the attention that
-    writes it, and `reader` the first module behind the attention that reads the sum; None: the layer returns it."""
+    """How a layer adds its attention's output to the residual stream: `last` is the module in the attention that writes
+    it, and `reader` the first module behind the attention that reads the sum; None: the layer returns it."""
 
     last: nn.Module
     reader: nn.Module | None
@@ -42,9 +42,9 @@ class _Adding:
 
 @dataclass
 class _Seen:
-    """The record of hooks in a call of a layer: modules that wrote a stream [B, N, D] within the attention, in their
-    order, and what the last of them wrote; what modules behind the attention read; what the layer returned; and the
-    tables the attention turned by."""
+    """The record of hooks in a call of a layer: modules that wrote a stream [B, N, D] within the attention, in order,
+    and the last one's output; what modules behind the attention read; the layer's result; and the tables that rotated
+    the attention."""
 
     writers: list[nn.Module] = field(default_factory=list)
     written: Tensor | None = None
@@ -70,8 +70,8 @@ class Decoder:
     """The layers [L] with attention of a causal language model, and their attention modules; `numbers` [L] are their
     numbers, from 1, among all `n_all` layers. Hybrids also have layers that mix tokens without attention.
 
-    Of a layer it assumes that it reads the residual stream and adds to it what its attention makes, however scaled or
-    normalised. Where it finds otherwise it raises `PosgapError`.
+    It assumes that a layer reads the residual stream and adds its attention's output to it, in any scaling or
+    normalisation. If a layer does not, it raises `PosgapError`.
     """
 
     def __init__(self, model: PreTrainedModel):
@@ -85,7 +85,7 @@ class Decoder:
         self.n_layers = len(self.layers)
         self.adding: list[_Adding | None] = [None] * self.n_layers
         self.projections: list[nn.Module | None] = [None] * self.n_layers
-        # RoPE's angle per token of each plane, by layer; empty where a layer turns nothing, None where not known.
+        # RoPE's angle per token of each plane, by layer; empty if a layer rotates nothing, None if unknown.
         self.frequencies: list[list[float] | None] = [None] * self.n_layers
 
     @property
@@ -133,14 +133,14 @@ class Decoder:
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Within the block the model computes its attention so that its matrices exist: a block of queries at a time
-        where its family lets its attention be replaced, else whole."""
+        """Within the block the model computes its attention so that its matrices exist: a block of queries at a time if
+        its family lets its attention be replaced, else whole."""
         if not self.replaceable:
             with eager_attention(self.model):
                 yield
             return
-        # Some families attend otherwise (to all, and not to the keys they choose) under a name they do not know, so
-        # ours takes the place of one that they do.
+        # Some families attend differently (to all, and not to the keys that they choose) under a name that they do not
+        # know, so ours replaces a known one.
         name = "sdpa" if self.model._supports_sdpa else _BLOCKS
         before = self.model.config._attn_implementation
         AttentionMaskInterface.register(_BLOCKS, sdpa_mask)
@@ -198,12 +198,12 @@ class Decoder:
 
     @torch.no_grad()
     def attend(self, layer: int, call: Call, take: Take) -> LayerReading:
-        """Calls a layer again with the arguments that `record_calls` saw, hands each block's attention [B, H, Q, N] to
-        `take`, and returns residual strengths and what the heads made for the last token.
+        """Calls a layer again with the arguments from `record_calls`, hands each block's attention [B, H, Q, N] to
+        `take`, and returns residual strengths and the heads' output for the last token.
 
-        The strength at a token is |a| / (|x| + |a|), with a what the attention adds to the residual stream and x the
-        stream that it is added to, as the layer scales and normalises them: the sum is read where the layer uses it,
-        with the attention's output and without. What else the layer adds is left out.
+        The strength at a token is |a| / (|x| + |a|): a is the attention's contribution to the residual stream, and x
+        the stream before it, both as the layer scales and normalises them. The sum is read at the layer's own use of
+        it, with the attention's output and without. It leaves out everything else that the layer adds.
         """
         seen = self._call_layer(layer, call, 1.0, take)
         if self.adding[layer] is None:
@@ -257,8 +257,8 @@ class Decoder:
         )
 
     def _call_layer(self, layer: int, call: Call, times: float, take: Take | None = None, alone: bool = True) -> _Seen:
-        """Calls a layer with `times` what its attention makes and, where that is to be `alone`, nothing of what else
-        it adds to the stream."""
+        """Calls a layer with `times` its attention's output; if that is to be `alone`, without anything else that it
+        adds to the stream."""
         block = self.layers[layer]
         attention = self.attentions[layer]
         adding = self.adding[layer]
@@ -346,9 +346,9 @@ class _Blocks:
 
 
 class _LayerHooks:
-    """Hooks for one call of a layer, that fill `seen`, of streams of this `shape` [B, N, D].
+    """Hooks for one call of a layer that fill `seen` from streams of this `shape` [B, N, D].
 
-    `scaled` is the module whose output the call has `times`; attention that is returned whole goes to `blocks`.
+    The call multiplies the output of `scaled` by `times`; attention that is returned whole goes to `blocks`.
     """
 
     def __init__(
@@ -406,8 +406,8 @@ class _LayerHooks:
 
 
 def _other_parts(layer: nn.Module, attention: nn.Module) -> list[nn.Module]:
-    """The modules beside a layer's attention that make something of their own; none of its normalisations, with the
-    gates in them, and none that only holds others."""
+    """Returns the modules beside a layer's attention that contribute to the stream; without its normalisations and
+    their gates, and without modules that only hold others."""
     norms = set[nn.Module]()
     around = set[nn.Module]()
     for module in layer.modules():
@@ -465,8 +465,8 @@ def _by_blocks(
 
 
 def _left_by_sinks(output: Tensor, weights: Tensor, value: Tensor) -> Tensor:
-    """The share [B, H, Q, 1] of its attention that each query has for tokens, where a family (Granite's with windows)
-    takes its sinks' part off the `output` [B, Q, H, d] and not off the `weights`; 1 where it takes it off those."""
+    """Returns the share [B, H, Q, 1] of each query's attention that tokens get, if a family (Granite's with windows)
+    takes its sinks' part off the `output` [B, Q, H, d] and not off the `weights`; 1 if it takes it off the weights."""
     of_tokens = weights.float() @ value.float().repeat_interleave(weights.shape[1] // value.shape[1], dim=1)
     products = (output.transpose(1, 2).float() * of_tokens).sum(dim=3, keepdim=True)
     return (products / of_tokens.square().sum(dim=3, keepdim=True).clamp(min=1e-30)).clamp(0, 1)
@@ -500,7 +500,7 @@ def position_encoding(config: PretrainedConfig) -> dict:
     config = config.get_text_config()
     heads = n_heads(config)
     of_layer = getattr(config, "per_layer_config", None)
-    # Where layers have sizes of their own, the first one's.
+    # If layers have their own sizes, the first one's.
     size = getattr(of_layer[0] if of_layer else config, "head_dim", None) or config.hidden_size // heads
     nested = getattr(config, "attn_config", None)
     if config.model_type == "bloom" or getattr(config, "alibi", False) or getattr(nested, "alibi", False):

@@ -1,5 +1,5 @@
-"""The influence of each part of a prompt on its last token: what sinks, the frame of the prompt and the question draw,
-and what each document draws of what all documents draw.
+"""Measures the influence of each part of a prompt on its last token: of sinks, the prompt's frame and the question, and
+of each document as a share of all documents.
 
 In shapes, E counts prompts, n the documents of a prompt, N its tokens, L layers and H heads.
 """
@@ -16,7 +16,7 @@ from posgap.measurement.summary import p_value
 from posgap.rollout.distributions import mean_interval
 from posgap.tasks.document_spans import Span
 
-SINK_TIMES = 30  # the first token is a sink, and so is one that draws more than so many times an even share
+SINK_TIMES = 30  # the first token is a sink, and so is one that draws more than this many times an even share
 MIN_DOCUMENTS = 1e-3  # the least share that is worth dividing among documents
 PARTS = ("sinks", "template", "instruction", "documents", "question", "last token")
 SHAPES = {
@@ -128,12 +128,12 @@ def summarize_documents(
 
 
 def shape_of(shares: np.ndarray) -> dict[str, Any]:
-    """The shape of the documents' `shares [E, n]` in their order, tested over prompts; nothing of fewer than three
-    documents or two prompts.
+    """Returns the shape of the documents' `shares [E, n]` in their order, tested over prompts; nothing for fewer than
+    three documents or two prompts.
 
-    `flatness_p` is the chance of shares that differ so much if position makes no difference (sign flips,
-    `statistics.flatness_p`). Below 5 % the shape has a name by what the t-intervals of the first third minus the middle
-    and of the last third minus the middle leave no doubt about (95 %, each by itself).
+    `flatness_p` is the probability of shares that differ this much if position makes no difference (sign flips,
+    `statistics.flatness_p`). Below 5 % the shape is named after two differences: the first third minus the middle, and
+    the last third minus the middle. The name states what their t-intervals show for certain (95 %, each by itself).
     """
     if shares.shape[1] < 3 or len(shares) < 2:
         return {}

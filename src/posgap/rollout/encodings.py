@@ -25,8 +25,8 @@ def rope_angles(theta: float, head_size: int) -> np.ndarray:
 
 
 def rotation_scores(distances: np.ndarray, angles: Sequence[float] | np.ndarray, strength: float = 1.0) -> np.ndarray:
-    """Scores of a query at i and a key at j for signed `distances` i - j, in the shape of `distances`, where a token's
-    position turns its planes by `angles` [d/2] (radians a token).
+    """Returns scores of a query at i and a key at j for signed `distances` i - j, in the shape of `distances`, if a
+    token's position rotates its planes by `angles` [d/2] (radians a token).
 
     Before rotation, query and key are parallel in each of the d/2 planes, and their norms are spread evenly over the
     planes. The score is strength * mean_l cos((i - j) theta_l), with `strength` = |q| |k| / sqrt(d). With d = 2 this is

@@ -45,7 +45,8 @@ def gap_table(summary: list[dict]) -> str:
 
 
 def sink_table(summary: list[dict]) -> str:
-    """A table of every token's sink metric: a row per setting, and after those of one mask uniform attention's."""
+    """Returns a table of every token's sink metric: a row per setting, and after the rows of one mask uniform
+    attention's."""
     head = ["attention sinks", *map(str, range(1, len(summary[0]["sinks"]) + 1))]
     rows = []
     for cell, following in zip(summary, [*summary[1:], None]):
@@ -56,9 +57,10 @@ def sink_table(summary: list[dict]) -> str:
 
 
 def experiment_text(summary: list[dict]) -> str:
-    """One sentence: where the bias is greatest, which token draws most beyond uniform attention, and what was learned.
+    """Says in one sentence where the bias is greatest, which token draws most beyond uniform attention, and what was
+    learned.
 
-    A network counts as having learned the task where it is a tenth of the way from chance to a right answer each time.
+    A network counts as having learned the task if it is a tenth of the way from chance to a right answer each time.
     """
     gaps = []
     sinks = []
@@ -97,6 +99,6 @@ def gap_bars(summary: list[dict]) -> Figure:
         names.append(cell["name"].replace(", ", "\n") + f"\n{accuracy}")
     axes.set_xticks(range(len(summary)), names, fontsize=8)
     style_axes(axes, ylabel="gap in accuracy, points")
-    # Below the bars, where it hides no seed's dot.
+    # Below the bars, so that it hides no seed's dot.
     figure.legend(frameon=False, ncols=3, loc="outside lower center")
     return figure

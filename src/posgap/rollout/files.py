@@ -17,13 +17,13 @@ from posgap.rollout.agreement import Agreement
 from posgap.tasks.prompts import PromptBuilder
 
 SINK_THRESHOLD = 0.2  # attention above which a token counts as a sink (tau)
-BINS = 100  # stretches of a prompt, where prompts differ in length
+BINS = 100  # stretches of a prompt, if prompts differ in length
 PREDICTION_FILE = "prediction.json"
 MEASUREMENT_FILE = "measurement.json"
 ARRAYS_FILE = "arrays.npz"
 
 
-# Of a whole, give or take its rounding: what is far from one would overflow where it is drawn and described.
+# A share of a whole, within rounding: values far from it would overflow in plots and descriptions.
 Share = Annotated[float, Field(ge=-1e-6, le=1 + 1e-6)]
 
 
@@ -46,9 +46,9 @@ class Prediction(Record):
 class Encoding(TypedDict, total=False):
     """A model's position encoding: its kind, and ALiBi's slope of each head, or RoPE's base, head size and factors.
 
-    `frequencies` [L] are the angles per token by which each layer was seen to turn the planes of its queries and keys,
-    greatest first, whatever base, factors or scaling they come from: empty if a layer turns nothing, None if the
-    model does not hand them to its layers.
+    `frequencies` [L] are the measured angles per token by which each layer rotates the planes of its queries and keys,
+    greatest first, including base, factors and scaling. They are empty if a layer rotates nothing, None if the model
+    does not hand them to its layers.
     """
 
     kind: Required[str]
@@ -180,7 +180,7 @@ def read_document_shares(path: Path, measured: Measurement) -> dict[str, np.ndar
 
 
 def read_document_edges(path: Path, measured: Measurement) -> np.ndarray:
-    """Reads where each prompt's documents begin and end, `[E, 2 n]`, as shares of the prompt's length."""
+    """Reads the beginnings and ends of each prompt's documents, `[E, 2 n]`, as shares of the prompt's length."""
     assert measured.documents is not None
     shape = (measured.n_texts, 2 * int(measured.documents["n_docs"]))
     return _read_arrays(path, ["edges"], shape)["edges"]

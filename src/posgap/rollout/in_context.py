@@ -43,7 +43,7 @@ class TaskSizes:
 
 
 class InContextTask:
-    """Draws sequences of one task, whose class means, classes' labels and label vectors `rng` draws once."""
+    """Draws sequences of one task; `rng` draws the class means, the classes' labels and the label vectors once."""
 
     def __init__(self, sizes: TaskSizes, rng: Generator):
         self.sizes = sizes
@@ -51,7 +51,7 @@ class InContextTask:
         self.means = self._vectors(rng, sizes.classes)
         self.labels = torch.randint(sizes.labels, (sizes.classes,), generator=rng, device=rng.device)
         self.label_vectors = self._vectors(rng, sizes.labels)
-        self._vectors(rng)  # drawn so that a seed gives the sequences of which figures are published
+        self._vectors(rng)  # drawn so that a seed gives the sequences of the published figures
 
     def _vectors(self, rng: Generator, *shape: int) -> Tensor:
         return self.deviation * torch.randn(*shape, self.sizes.size, generator=rng, device=rng.device)
@@ -127,7 +127,7 @@ def _swap_labels(order: Tensor, at: int, wanted: int, keep: int | None = None) -
     is_wanted = order == wanted
     if keep is not None:
         is_wanted[:, keep] = False
-    # An item that has the class already stays where it is.
+    # An item that already has the class stays in place.
     source = torch.where(is_wanted[:, at], at, is_wanted.int().argmax(1))[:, None]
     moved = order[:, at].clone()
     order[:, at] = wanted

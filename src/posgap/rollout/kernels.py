@@ -62,7 +62,7 @@ class ExponentialKernel:
 class TabulatedKernel:
     """k from a table of `scores [2 N - 1]` at distances -(N - 1) .. N - 1, for a single group: RoPE.
 
-    The sums are convolutions, computed directly where they are short and by FFT, in O(N log N), where they are long.
+    The sums are convolutions, computed directly if they are short and by FFT, in O(N log N), if they are long.
     """
 
     def __init__(self, scores: np.ndarray):
@@ -81,7 +81,7 @@ class TabulatedKernel:
 
     @staticmethod
     def _sums(u: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        # All terms are non-negative, but an FFT can leave rounding errors below 0 where their sum vanishes.
+        # All terms are non-negative, but an FFT can leave rounding errors below 0 if their sum vanishes.
         return np.maximum(convolve(u, weights[: len(u)])[: len(u)], 0.0)
 
 

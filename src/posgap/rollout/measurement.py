@@ -17,7 +17,7 @@ from posgap.rollout.distributions import normalize
 from posgap.rollout.documents import MeasuredPrompt, by_document
 
 INFLUENCES = ("gradient", "gradient_times_input", "rollout", "rollout_without_residuals")
-# Measured where a family's attention does nothing but weigh values and project them.
+# Measured only if a family's attention does nothing but weigh values and project them.
 OF_VALUES = ("value_norm", "gradient_rollout")
 PER_HEAD = ("first_mass", "diagonal_mass", "entropy", "content", "unattended")  # means over queries
 
@@ -94,8 +94,8 @@ class Statistics:
     def means(self) -> dict[str, np.ndarray]:
         """Means over texts: scalars [L, H], `distance` and `sink` [L, H, longest], `lambdas` [L].
 
-        Attention at a distance is a mean over the queries that have a token so far before them, and a key's sinks are
-        counted among the queries that see it, which a window makes few.
+        Attention at a distance is a mean over the queries with enough tokens before them. A key's sinks are counted
+        among the queries that see it; with a window these are few.
         """
         counts: dict[str, np.ndarray | int] = {"distance": self.at_distance, "sink": self.sees[:, None].clip(min=1)}
         means = {name: total / counts.get(name, self.texts) for name, total in self.sums.items()}
@@ -125,8 +125,8 @@ class Visible:
         self.queries += len(seen)
 
     def window(self) -> int | None:
-        """The number of tokens that a token sees, itself included: the longest text's if it sees all before it; None if
-        it sees no window that ends with it."""
+        """Returns the number of tokens that a token sees, itself included: the longest text's if it sees all before it;
+        None if it sees no window that ends with it."""
         width = self.farthest + 1
         n = len(self.by_key)
         whole = np.minimum(n - np.arange(n), width)
@@ -136,13 +136,13 @@ class Visible:
 def gradients(
     model: PreTrainedModel, ids: Tensor, writers: Sequence[nn.Module] = ()
 ) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
-    """How strongly each input embedding moves the most probable next token: two measures, [B, N] each; and the gradient
-    with respect to what each of the modules `writers` makes, [B, N, D] each.
+    """Returns how strongly each input embedding moves the most probable next token, by two measures, [B, N] each; and
+    the gradient with respect to the output of each of the modules `writers`, [B, N, D] each.
 
     The measures are the L2 norms of the gradient with respect to the embedding, and of the elementwise product of
-    gradient and embedding (whose plain sum would vanish where embeddings are normalised first, as in BLOOM). The
-    gradient is that of the log-probability. It equals the probability's gradient up to one factor per text, so the
-    distributions over positions are the same, and it does not vanish where the model is certain.
+    gradient and embedding (its plain sum would vanish if embeddings are normalised first, as in BLOOM). The gradient is
+    that of the log-probability. It equals the probability's gradient up to one factor per text, so the distributions
+    over positions are the same, and it does not vanish if the model is certain.
     """
     given: list[Tensor] = []
     written: dict[nn.Module, Tensor] = {}
@@ -169,12 +169,12 @@ def gradients(
 
 
 class MeasuredInfluence(NamedTuple):
-    """What was measured of a model: `Statistics.means`; the distribution [N] of each of the E texts over its tokens, by
-    measure; by layer, the tokens that a token sees (None: no window) and RoPE's angles (see `Decoder.frequencies`);
-    the share of either rollout that went to no token, but to the logits of sinks beside them; and the numbers of the L
-    layers, and what mixes tokens beside their attention, in words. `documents` is the last
-    token's attention to each document of a prompt, [E, L, H, n], where documents were `asked`. `no_value_norm` says
-    why the measures `OF_VALUES` were not measured; it is empty if they were."""
+    """A model's measurements: `Statistics.means`; the distribution [N] of each of the E texts over its tokens, by
+    measure; by layer, the tokens that a token sees (None: no window) and RoPE's angles (see `Decoder.frequencies`); the
+    share of either rollout that went to no token, but to the logits of sinks beside them; and the numbers of the L
+    layers, and what mixes tokens beside their attention, in words. `documents` is the last token's attention to each
+    document of a prompt, [E, L, H, n], if documents were `asked`. `no_value_norm` says why the measures `OF_VALUES` are
+    missing; it is empty if they are not."""
 
     statistics: dict[str, np.ndarray]
     influence: dict[str, list[np.ndarray]]
@@ -198,18 +198,18 @@ def measure_influence(
     """Measures attention statistics over batches of `ids [B, N]`, and each text's influence by token.
 
     Batches may differ in N; none exceeds the first one's, which is `longest`. `slopes` [H] are ALiBi's, or zeros;
-    `asked` says where the documents of the prompts stand. Beside the model this needs memory for the layers' inputs
-    and for gradients of what their attention writes, L B N D each, and for the attention of one block of queries
+    `asked` has the places of the prompts' documents. Besides the model this needs memory for the layers' inputs and for
+    gradients of their attention's output, L B N D each, and for the attention of one block of queries
     (`decoders.WEIGHTS_AT_ONCE`), or of a whole layer, B H N^2, in families whose attention cannot be replaced. The
     rollout is computed from the last layer down, so the layers are called again in that order.
 
-    `value_norm` is the rollout with each layer's attention replaced by the norms |sum_h a_hij f_h(x_j)| of what it
-    takes from each token, normalised over j; f_h is the values and the output projection, without the latter's bias
+    `value_norm` is the rollout with each layer's attention replaced by the norms |sum_h a_hij f_h(x_j)| of its input
+    from each token, normalised over j; f_h is the values and the output projection, without the latter's bias
     (Kobayashi et al. 2020, "Attention is Not Only a Weight", section 3). It needs B N H^2 numbers more.
     `gradient_rollout` weighs each layer's attention by its gradient: with G_hij the derivative of the most probable
     next token's log-probability by a_hij, it is the last row of the product over layers of I + mean_h max(0, G_hij
     a_hij), less the last token's own 1 (Chefer et al. 2021, "Generic Attention-model Explainability", equations 5 and
-    6). Both are left out where a family's attention does more than weigh values and project them, which the first text
+    6). Both are left out if a family's attention does more than weigh values and project them, which the first text
     shows.
     """
     model.requires_grad_(False)
@@ -260,7 +260,7 @@ def _no_value_norm(decoder: Decoder, ids: Tensor, slopes: Tensor) -> str:
         with decoder.capturing():
             calls, _ = decoder.record_calls(ids)
             _layer_by_layer(decoder, calls, ids, statistics, [None] * decoder.n_layers)
-    except (_Unreadable, PosgapError) as reason:  # the latter is said where all else is measured, too
+    except (_Unreadable, PosgapError) as reason:  # the latter is reported even if all else is measured
         return str(reason)
     return ""
 
@@ -345,7 +345,7 @@ def _projection(decoder: Decoder, layer: int, call: Call) -> nn.Module:
 
 @torch.no_grad()
 def _require_plain_attention(where: str, attended: LayerReading, carried: _LayerRollouts) -> None:
-    """`_Unreadable` where a layer's projection is not given the sums of the heads' values by their weights."""
+    """Raises `_Unreadable` if a layer's projection does not get the sums of the heads' values by their weights."""
     made = carried.written.heads(carried.last) if carried.written else None
     off = torch.inf if made is None or attended.heads is None else float((attended.heads.float() - made).norm())
     if made is None or not off <= ROUNDING * float(made.norm()):

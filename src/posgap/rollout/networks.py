@@ -28,7 +28,7 @@ class Design:
     slope: float = -math.log(0.8)
 
     def bias(self, tokens: int) -> Tensor:
-        """The bias on the scores [T, T]: -inf where the mask forbids, and a decay's loss by distance elsewhere."""
+        """Returns the bias on the scores [T, T]: -inf if the mask forbids, and a decay's loss by distance elsewhere."""
         i = torch.arange(tokens)[:, None]
         j = torch.arange(tokens)[None, :]
         allowed = {

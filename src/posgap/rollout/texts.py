@@ -29,8 +29,8 @@ DEFAULT_LENGTH = 256
 class Sequences:
     """Token sequences, read lazily, the `longest` first; there are at most `most` of them (0: unknown).
 
-    `asked` says where the documents of each prompt stand, in the order of the sequences, where these are prompts with
-    one gold document whose documents' tokens can be told.
+    `asked` has the places of each prompt's documents, in the order of the sequences, if these are prompts with one gold
+    document and the documents' tokens can be found.
     """
 
     longest: int
@@ -39,10 +39,10 @@ class Sequences:
     asked: list[MeasuredPrompt] = field(default_factory=list)
 
     def batches(self, batch_tokens: int, what: str) -> Iterator[Tensor]:
-        """Batches `ids [B, N]` of sequences of one length, with at most `batch_tokens` tokens, but at least one
+        """Yields batches `ids [B, N]` of sequences of one length, with at most `batch_tokens` tokens, but at least one
         sequence, in each.
 
-        `what` names the work in the progress line, where a batch counts once whoever took it asks for the next.
+        `what` names the work in the progress line; a batch counts once the next one is requested.
         """
         with meter(self.most, what) as done:
             for length, alike in groupby(self.stream, len):

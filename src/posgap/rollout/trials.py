@@ -40,7 +40,8 @@ class Trial:
 
 
 def run_trials(trials: Sequence[Trial], training: Training, work: Location) -> list[dict]:
-    """Results of `trials`, in their order; see `test_networks`. Trials whose result is in `work` are not run again.
+    """Returns the results of `trials`, in their order; see `test_networks`. Trials with a result in `work` are not run
+    again.
 
     Trials of equal depth and sizes train together, in stacks of at most `SIDE_BY_SIDE`.
     """
@@ -135,11 +136,11 @@ def test_networks(
 
 
 def nulls(trial: Trial) -> dict:
-    """Returns what a network shows that has learned nothing of position: the figures to hold a trial's results against.
+    """Returns what a network shows that has learned nothing of position: the baseline for a trial's results.
 
-    `chance` is the accuracy, in points, of a copier on novel classes: it names one of the items' labels, whichever
-    item the query is like. `uniform_sinks` [T] is the sink metric of attention to every token that the mask allows
-    alike: queries that see few tokens give each of the early ones more than the threshold.
+    `chance` is the accuracy, in points, of a copier on novel classes: it names one of the items' labels, whichever item
+    the query resembles. `uniform_sinks` [T] is the sink metric of equal attention to every token that the mask allows:
+    queries that see few tokens give each of the early ones more than the threshold.
     """
     allowed = stack_mask([trial])[0].double()
     uniform = allowed / allowed.sum(dim=1, keepdim=True)
@@ -171,8 +172,8 @@ _DESIGNS = {
     "window 9, depth 2": Design(2, "window", width=9),
     "prefix 4, depth 2": Design(2, "prefix", prefix=4),
 }
-# A task that networks learn: items of a class hardly differ, two of each of four classes stand in a sequence (a
-# copier is right in a quarter), and so many classes with so few labels cannot be learned by heart.
+# A task that networks learn: items of a class hardly differ; two of each of four classes stand in a sequence (a copier
+# is right in a quarter); and there are too many classes with too few labels to learn them by heart.
 _SIZES = TaskSizes(size=32, burstiness=2, classes=8192, labels=8, spread=0.1)
 _LEARNED = Preset(_DESIGNS, _SIZES, Training(3000, 64, 3e-3, tests=2000), seeds=5)
 _QUICK = {name: _DESIGNS[name] for name in ("causal, depth 2", "window 9, depth 2")}

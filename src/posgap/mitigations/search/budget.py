@@ -3,11 +3,11 @@
 import time
 from collections.abc import Callable
 
-CHOOSING = 0.5  # share of the budget in which settings are tried
-TRIALS = 3  # settings of each mitigation for which there is time, if each takes as long as the model as it is
+CHOOSING = 0.5  # share of the budget for trying settings
+TRIALS = 3  # settings of each mitigation that the time must allow, if each takes as long as the unmodified model
 SEARCHING = 0.7  # share of a mitigation's time for a search of its own; the rest is to try what that finds
 TIMING = 0.05  # share of the budget for the times of answers
-FILLED = 0.85  # share of the time that is left that sweeps may take: times of answers and pages take the rest
+FILLED = 0.85  # share of the remaining time for sweeps: measuring costs and writing pages take the rest
 _MORE = 1.25  # times as many examples, or all, must fit before more are asked
 
 
@@ -33,7 +33,7 @@ class Clock:
 
     @property
     def choosing_ends(self) -> float:
-        """The time at which no more settings are tried."""
+        """The time after which no more settings are tried."""
         return CHOOSING * self.budget
 
     def end_of_share(self, parts: float) -> float:

@@ -1,4 +1,4 @@
-"""The model whose mitigations are compared: how it is asked unmodified, and under each of them."""
+"""The model whose mitigations are compared, and how it answers unmodified and with each of them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from posgap.tasks.rag import order_of_retriever
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-BASE = "base"  # the model as it is
+BASE = "base"  # the unmodified model
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,8 @@ class Trial(Record):
 
 
 class _State(Record):
-    """What is kept beside the answers: the time spent, when each trial began, the trials that are over, of each half
-    the number of examples for which there is time, and what an endpoint says of itself."""
+    """What is kept beside the answers: the time spent, the start of each trial, the finished trials, the number of
+    examples in each half that the time allows, and an endpoint's statements about itself."""
 
     identity: str
     seconds: float = 0.0
@@ -60,8 +60,8 @@ class _State(Record):
 
 
 class Comparison:
-    """The comparison of a model's mitigations within the time of a clock. `splits` are the examples for which there is
-    time.
+    """The comparison of a model's mitigations within the time of a clock. `splits` are the examples that the time
+    allows.
 
     `key` has the parameters that decide answers, and `search` says how LPES searches its factors.
     """
@@ -219,7 +219,7 @@ class Comparison:
         model_digest = self._model_digest(name, settings)
         asked = self._sweep_settings(half, name, settings)
         sweep_run = SweepRun(asked, model.builder, examples, placements, model_digest)
-        # Where nobody has decided on a model's thoughts, its first answers must not end within them.
+        # If the user has not set the model's thinking, its first answers must not end within thoughts.
         are_first = half == "selection" and name == BASE and len(examples) * len(placements) >= LOOK
         must_end = are_first and not FirstThoughts.for_prompts(model.builder, LOOK).is_over
         try:
@@ -234,7 +234,7 @@ class Comparison:
         return sweep_run, factors
 
     def _sweep_settings(self, half: str, name: str, settings: Settings | None) -> SweepSettings:
-        """Returns the settings of a sweep of a half of the examples, whose answers are kept in a folder of its own."""
+        """Returns the settings for sweeping a half of the examples; its answers are kept in their own folder."""
         changes: dict[str, Any] = {"label": name}
         if self.model.as_retrieved and half == "held_out":
             changes["baselines"] = [self.model.as_retrieved.name]

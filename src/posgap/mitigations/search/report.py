@@ -1,4 +1,4 @@
-"""The file `mitigate.json`: what came of every mitigation, and what to take for which purpose."""
+"""The file `mitigate.json`: the result of every mitigation, and which to use for which purpose."""
 
 import json
 import shlex
@@ -23,9 +23,9 @@ MITIGATE_FILE, MITIGATE_PAGE = "mitigate.json", "mitigate.html"
 
 
 class Cost(Record):
-    """What an answer takes with a mitigation as a multiple of what it takes without: `prefill` until the first token,
-    and `decode` for each further one, of all the prompts that the answer takes, medians of measurements side by side;
-    `answer` for a prompt and a few tokens together. `memory` at its peak, on a GPU alone."""
+    """An answer's cost with a mitigation as a multiple of its cost without: `prefill` until the first token, and
+    `decode` for each further one, over all the answer's prompts, as medians of paired measurements; `answer` for a
+    prompt and a few tokens together. `memory` is the peak, on a GPU only."""
 
     prefill: float
     decode: float
@@ -45,9 +45,10 @@ class RetrievedGain(Record):
 
 
 class Measurement(Record):
-    """A mitigation on the held-out examples: the difference to the model as it is, whose intervals hold for all that
-    were measured together, also as retrieved, where there is a retriever's order; what an answer costs, None of a model
-    elsewhere, and prompt tokens an answer, as a multiple; None if nobody counted. An answer takes `calls` prompts."""
+    """A mitigation on the held-out examples: the difference to the unmodified model, with intervals that hold for all
+    measured mitigations together, also in the retriever's order, if there is one; the cost of an answer (None for a
+    model elsewhere); and the multiple of prompt tokens per answer (None if not counted). An answer takes `calls`
+    prompts."""
 
     difference: Difference
     over_retrieved: RetrievedGain | None = None
@@ -76,7 +77,7 @@ class Measurement(Record):
 
     @property
     def gain(self) -> float:
-        """The gain in points: as retrieved, or where there is no such order in the mean over positions."""
+        """The gain in points: in the retriever's order, or without one in the mean over positions."""
         return self.over_retrieved.gain if self.over_retrieved else self.difference.mean
 
     @property
@@ -86,11 +87,11 @@ class Measurement(Record):
 
 
 class MitigationOutcome(Record):
-    """A mitigation by its name and the settings that did best. Gains are in mean accuracy over the unmodified model, in
-    points: on the examples on which its settings were tried (`selection_gain`, the best of `tried`, so too high), and
-    in `measured` on held-out examples. `reason` says why it was not tried or not measured; empty if it was.
-    `order_free` says that the order of documents makes no difference, so that its gap of 0 is no gain. To have it,
-    there is a `usage_command`, or `usage_code` for the application that asks."""
+    """A mitigation by its name and its best settings. Gains are in mean accuracy over the unmodified model, in points:
+    on the examples that its settings were tried on (`selection_gain`, the best of `tried`, so biased upwards), and in
+    `measured` on held-out examples. `reason` says why it was not tried or not measured; empty if it was. `order_free`
+    says that the order of documents makes no difference, so its gap of 0 is no gain. To apply it, there is a
+    `usage_command`, or `usage_code` for the application that asks."""
 
     name: str
     level: str
@@ -128,8 +129,8 @@ class MitigationOutcome(Record):
 
     @property
     def narrows(self) -> bool:
-        """Whether its gap on the held-out examples is for certain smaller, and not by construction, and its mean not
-        for certain lower."""
+        """Whether its gap on the held-out examples is certainly smaller, and not by construction, and its mean not
+        certainly lower."""
         if not self.measured or self.order_free:
             return False
         d = self.measured.difference
@@ -158,8 +159,7 @@ class MitigationOutcome(Record):
 
     @property
     def verdict_in_words(self) -> str:
-        """The verdict of its intervals, in words: of the positions, where these and not a retriever's order are
-        asked."""
+        """The verdict of its intervals, in words; on the positions, if these and not a retriever's order are tested."""
         assert self.measured
         by_position = not (self.order_free or self.measured.over_retrieved)
         return self.measured.difference.verdict if by_position else f"{self.name}: {self.gains}."
@@ -177,9 +177,9 @@ class MisplacedQuestion(Record):
 
 
 class RetrievedOrder(Record):
-    """The model as it is in the retriever's order, on the held-out questions: its accuracy, and how much higher it is
-    with the relevant passages at the best position, in points; None of one position. `moved` are the questions that
-    position costs, those first that are right at most positions."""
+    """The unmodified model in the retriever's order, on the held-out questions: its accuracy, and how much higher it is
+    with the relevant passages at the best position, in points; None with one position. `moved` are the questions that
+    position costs; those that are right at most positions come first."""
 
     accuracy: float
     ci95: tuple[float, float]
@@ -207,10 +207,10 @@ class RetrievedOrder(Record):
 
 
 class MitigateResult(Record):
-    """The whole comparison. `examples` are the sizes of the halves, `chosen_by` the contents of those by which settings
-    were chosen: on them the model is not to be measured with a mitigation. `seconds` of the budget were spent. The
-    backend that asked the model `elsewhere`; empty for a model in memory. `choice` is the mitigation to take: of those
-    that are better for certain the one that gains most; empty if there is none."""
+    """The whole comparison. `examples` are the sizes of the halves. `chosen_by` has the contents of the examples that
+    chose the settings: do not measure a mitigated model on them. `seconds` of the budget were spent. The backend of the
+    model `elsewhere`; empty for a model in memory. `choice` is the recommended mitigation: among the certainly better
+    ones, the one with the largest gain; empty if there is none."""
 
     model: str
     model_digest: str
@@ -250,14 +250,14 @@ class MitigateResult(Record):
 
     @property
     def headline(self) -> str:
-        """What position costs and what to do about it, in a sentence."""
+        """Says in a sentence what position costs and what to do about it."""
         low, high = self.base_gap_ci95
         gap = f"The gap is {self.base_gap:.1f} points ({low:.1f} to {high:.1f})"
         return f"{self.retrieved.cost if self.retrieved else gap}, and {self.advice}."
 
     @property
     def advice(self) -> str:
-        """Says what to do: take what helps most; ask more questions if there may be a gain; else leave the model
+        """Says what to do: use what helps most; ask more questions if there may be a gain; else leave the model
         unmodified."""
         if self.helpful_outcomes:
             best = self.helpful_outcomes[0]
@@ -279,7 +279,7 @@ class MitigateResult(Record):
 
 
 def rank_helpful(found: Sequence[MitigationOutcome]) -> list[MitigationOutcome]:
-    """Returns those that are better for certain, what gains most first, of equals what costs least."""
+    """Returns the certainly better ones, the largest gain first, in a tie the lowest cost."""
 
     def order(each: MitigationOutcome) -> tuple[float, float]:
         assert each.measured
@@ -306,8 +306,8 @@ def blank_outcome(mitigation: Mitigation) -> MitigationOutcome:
 
 
 def usage_command(found: MitigationOutcome, settings: SweepSettings) -> str:
-    """The command that makes a mitigation's use possible, where there is one: it writes a model folder that has it, or
-    where only posgap can ask so, sweeps the model by it."""
+    """The command that applies a mitigation, if there is one: it writes a model folder with it or, if only posgap can
+    ask that way, sweeps the model with it."""
     name = found.name
     model = with_uris(settings.model)
     if MITIGATIONS[name].of_model:

@@ -1,4 +1,4 @@
-"""Mitigations against the order in which a retriever returned the passages, which is how an application asks."""
+"""Tests mitigations in a retriever's own order of passages, which is what an application uses."""
 
 from collections.abc import Sequence
 

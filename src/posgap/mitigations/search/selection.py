@@ -77,8 +77,8 @@ def _choose(
 
 
 def _try_settings(mitigation: Mitigation, comparison: Comparison, until: float, is_first: bool) -> list[Trial]:
-    """Tries the settings of a mitigation that fit into its time, which ends at `until`: one in any case, if that has
-    not ended yet, or if it is the first of all mitigations."""
+    """Tries those of a mitigation's settings that fit into its time, which ends at `until`. It tries at least one if
+    that time has not ended, or if this is the first mitigation."""
     clock = comparison.clock
     tried = list[Trial]()
     name = mitigation.name
@@ -125,6 +125,6 @@ def _search_factors(comparison: Comparison, until: float) -> list[Candidate]:
     end = clock.seconds_spent + SEARCHING * (until - clock.seconds_spent)
     identity = digest_of([comparison.state.identity, len(comparison.splits.selection)])
     scaling = layer_scaling(load)
-    with scaling.factors_by_row(scaling.factors):  # whose end restores them, whatever was set
+    with scaling.factors_by_row(scaling.factors):  # its end restores them, whatever was set
         found = search.find_factors(comparison.folder, identity, is_over=lambda: clock.seconds_spent > end)
     return [factors for factors in found.finalists if factors != search.ones]

@@ -18,9 +18,9 @@ class Splits(NamedTuple):
 
 
 def split(examples: Sequence[AnyExample]) -> Splits:
-    """Splits examples into halves, of an odd number the second one larger, and so where groups do not fit.
+    """Splits examples into halves. The second is larger if the number is odd, or if groups do not fit.
 
-    Who goes where follows from the digest of the examples' contents alone, not from their order or names; of those with
+    The split follows only from the digest of the examples' contents, not from their order or names. Of examples with
     the same content one stays, and a group stays together. Raises `PosgapError` if a half would have fewer than two.
     """
     by_content = {content_key(example): example for example in reversed(examples)}
