@@ -34,17 +34,18 @@ def make_component(
     settings: bool = False,
     made_of: Mapping[str, Sequence[str]] | None = None,
 ) -> BaseComponent:
-    """Makes the KFP component that runs the verb whose files are called `name`.
+    """Makes the KFP component that runs the verb with the files `name`.
 
     `inputs`, `optional` inputs and `outputs` are artifacts by name, each with its class in `kfp.dsl`; an input
-    "list[Artifact]" takes several, and one that begins with "dsl." is written as it is. `texts` are outputs of plain
-    text, and `returns` is the annotation of what the step returns. `settings` adds a parameter that holds others by
-    name. `made_of` says which inputs, if any, the step makes a field of. Every other field of the verb's options
-    becomes a parameter of the same type and default, and `cache_key` is added, which the verb never sees: KFP takes a
-    step from its cache if all parameters are the same, and so runs it again if this one has changed.
+    "list[Artifact]" takes several, and a class that begins with "dsl." is written unchanged. `texts` are outputs of
+    plain text, and `returns` is the annotation of the step's return value. `settings` adds a parameter that holds
+    others by name. `made_of` names the inputs, if any, that the step combines into a field. Every other field of the
+    verb's options becomes a parameter with the same type and default. A parameter `cache_key`, which the verb never
+    sees, is added: KFP takes a step from its cache if all parameters are the same, and runs it again if this one has
+    changed.
 
-    The component has no description: KFP shows none of a step, and Argo keeps copies of a step's component with each
-    try, for which Kubernetes has a limit. Raises `TypeError` if an input is no field, or an artifact is missing.
+    The component has no description: KFP shows none, and Argo copies the component for each try of a step, up to a
+    limit of Kubernetes. Raises `TypeError` if an input is no field, or an artifact is missing.
     """
     config = stage_config(name)
     fields = config.model_fields
@@ -80,7 +81,7 @@ def _annotation(direction: str, kind: str) -> str:
 
 
 def _define(name: str, parameters: Sequence[str], returns: str):
-    """Defines the function that KFP copies into the pipeline as text: one that hands its arguments to `run_step`."""
+    """Defines the function that KFP copies into the pipeline as text: it hands its arguments to `run_step`."""
     text = "\n".join(
         [
             f"def {name}(",

@@ -22,8 +22,8 @@ compare = make_component(
     settings=True,
     made_of={"sweeps": ("reference", "candidate")},
 )
-# Its keys are for the steps' `cache_key`: of what is evaluated on, of that and what is trained on, of the champion's
-# sweep. It returns whether there is anything to do.
+# Its keys are for the steps' `cache_key`: one of the evaluation data, one of these and the training data, one of the
+# champion's sweep. It returns whether there is work to do.
 data_version = make_component(
     "data_version",
     {},

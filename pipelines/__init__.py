@@ -1,6 +1,6 @@
 """KFP pipelines."""
 
-# What most steps import: a local run does it once for all of them. Here, where nothing of posgap comes with it.
+# What most steps import: a local run does it once for all of them. Here, since this module imports nothing of posgap.
 LIBRARIES = (
     "kfp.dsl.executor_main",
     "mlflow.pyfunc",

@@ -1,4 +1,4 @@
-"""What a run of a compiled pipeline would ask of the cluster, and what of it would fail or looks wrong."""
+"""Says what a run of a compiled pipeline would request from the cluster, and which of it would fail or looks wrong."""
 
 import dataclasses
 import logging
@@ -25,9 +25,9 @@ _IMAGE = re.compile(r"(?P<name>[^@]+?)(:(?P<tag>[^:/@]+))?(@(?P<digest>.+))?")
 
 
 class Check:
-    """A compiled pipeline with these arguments: its steps, what they ask for in all, and warnings.
+    """A compiled pipeline with these arguments: its steps, their requests in all, and warnings.
 
-    Raises `PosgapError` where KFP would take the pipeline, and a run would end at one of its steps all the same.
+    Raises `PosgapError` if KFP would accept the pipeline, but a run would end at one of its steps.
     """
 
     def __init__(self, compiled: CompiledYaml, arguments: Mapping[str, Any]):
@@ -83,10 +83,10 @@ def form_complaints(parameters: Mapping[str, dict[str, Any]]) -> list[str]:
 
 
 def importer_complaints(compiled: CompiledYaml) -> list[str]:
-    """The importers whose artifact or address KFP would not find, so that the run fails there.
+    """Lists importers whose artifact or address KFP would not find, so that the run fails there.
 
-    KFP 2.15 to 2.17 records an imported artifact under its task's display name, where consumers look for the task's key
-    (`importer_launcher.go`, `resolve.go`), and resolves the address from the inputs of the task's group alone.
+    KFP 2.15 to 2.17 records an imported artifact under its task's display name, while consumers look for the task's key
+    (`importer_launcher.go`, `resolve.go`). It resolves the address only from the inputs of the task's group.
     """
     faults = []
     for dag in compiled.dags():
@@ -135,7 +135,7 @@ def unpassed_complaints(step: Step) -> list[str]:
 
 
 def image_warnings(images: Iterable[str]) -> list[str]:
-    """The images of posgap's own registry that no release has: those of a version under development."""
+    """Lists the images of posgap's own registry that no release has: those of a version under development."""
     own = ClusterConfig.default("registry")
     missing = sorted(image for image in images if image.startswith(f"{own}/") and image.endswith(f":{__version__}"))
     if not missing or not re.search(r"dev|rc|[ab][0-9]", __version__):
@@ -185,7 +185,7 @@ def _image_complaints(image: str) -> list[str]:
 
 
 def _totals(steps: list[Resources], group: Group) -> dict[str, dict[str, list[str]]]:
-    """Everything that is requested, by kind and name, with the steps that request it."""
+    """Returns everything that is requested, by kind and name, with the steps that request it."""
     totals: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for step in steps:
         totals["images"][step.image].append(step.step)

@@ -24,7 +24,7 @@ TOKEN_VARIABLE = "KFP_TOKEN"
 class Client(kfp.Client):
     """KFP's client, changed so that it sends nothing when it is created, prints nothing, and fails with one line.
 
-    The token is that of KFP_TOKEN, or else, in a pod, the service account's. Requests raise `ServerRefusal` and
+    The token comes from KFP_TOKEN, or else, in a pod, from the service account. Requests raise `ServerRefusal` and
     `NoAnswer` of transport.py. `connection.connect` makes it.
     """
 
@@ -85,21 +85,21 @@ class Client(kfp.Client):
         return f"{self._get_url_prefix().rstrip('/')}/#/pipelines/details/{page}"
 
     def find_versions(self, pipeline_id: str, **equal: str) -> list[Version]:
-        """The newest 100 versions of a pipeline whose fields have the values `equal`."""
+        """Returns the newest 100 versions of a pipeline whose fields have the values `equal`."""
         page = self.list_pipeline_versions(
             pipeline_id, filter=_equal(equal) if equal else None, sort_by="created_at desc", page_size=100
         )
         return page.pipeline_versions or []
 
     def find_runs(self, experiment_id: str, **equal: str) -> list[kfp_server_api.V2beta1Run]:
-        """The newest 100 runs of an experiment whose fields have the values `equal`."""
+        """Returns the newest 100 runs of an experiment whose fields have the values `equal`."""
         page = self.list_runs(
             experiment_id=experiment_id, filter=_equal(equal), sort_by="created_at desc", page_size=100
         )
         return page.runs or []
 
     def find_recurring_runs(self, experiment_id: str, **equal: str) -> list[kfp_server_api.V2beta1RecurringRun]:
-        """All recurring runs of an experiment whose fields have the values `equal`, the newest first."""
+        """Returns all recurring runs of an experiment whose fields have the values `equal`, the newest first."""
         recurring_runs: list[kfp_server_api.V2beta1RecurringRun] = []
         token = ""
         while True:

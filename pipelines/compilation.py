@@ -24,7 +24,7 @@ def compiled_text(pipeline: Any) -> str:
     """A pipeline as YAML: one document, and a second one if it has settings for Kubernetes.
 
     KFP writes neither times nor paths, and sorts everything, so equal pipelines give equal bytes. Raises `PosgapError`
-    for a parameter without a description, since nobody could fill it in on the form.
+    for a parameter without a description, since users could not fill it in on the form.
     """
     from kfp import compiler  # late: it takes half a second, and what is refused before does without
 
@@ -43,11 +43,11 @@ def compiled_text(pipeline: Any) -> str:
 
 
 def for_server(text: str, kfp: str) -> str:
-    """A compiled pipeline as a server of this version takes it.
+    """Returns a compiled pipeline in the form that a server of this version accepts.
 
-    2.15 knows neither `literals` of a parameter (`pipeline_spec.proto`), for which it refuses the upload, nor the
-    `securityContext` of an executor (`kubernetes_executor_config.proto`), for which the step would not start. 2.16
-    knows all that posgap's pipelines use, and shows no dropdown.
+    2.15 knows neither `literals` of a parameter (`pipeline_spec.proto`) nor the `securityContext` of an executor
+    (`kubernetes_executor_config.proto`). It refuses the upload for the first, and would not start the step for the
+    second. 2.16 knows everything that posgap's pipelines use, and shows no dropdown.
     """
     if kfp != "2.15":
         return text
@@ -75,7 +75,8 @@ class CompiledYaml:
 
     @property
     def root(self) -> str:
-        """Where the outputs of a run lie, which KFP's server reads of a request alone; empty: in its own store."""
+        """Returns the place of a run's outputs, which KFP's server reads only from a request; empty: in its own
+        store."""
         return self.spec.get("defaultPipelineRoot", "")
 
     @property
@@ -94,7 +95,7 @@ class CompiledYaml:
         return kubernetes.get("executors", {}).get(executor, {})
 
     def dags(self) -> Iterator[dict[str, Any]]:
-        """Yields the DAG of the root, and that of every group such as a loop or a branch."""
+        """Yields the DAG of the root, and of every group such as a loop or a branch."""
         for component in (self.spec["root"], *self.spec.get("components", {}).values()):
             if "dag" in component:
                 yield component["dag"]

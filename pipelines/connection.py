@@ -1,4 +1,4 @@
-"""The connection to a KFP server, made where it is first needed: kfp's import takes half a second."""
+"""Connects to a KFP server at the first use: kfp's import takes half a second."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def connect(config: KfpConfig) -> "Client":
-    """KFP's client of the server. `PosgapError` where it has no address."""
+    """Returns KFP's client of the server. Raises `PosgapError` if it has no address."""
     address(config)
     from posgap.pipelines.client import Client  # late: kfp
 

@@ -1,10 +1,10 @@
 """Begins the steps of a pipeline run on this machine in processes that have imported the large libraries already.
 
 Importing torch, transformers and MLflow takes longer than most steps of a small pipeline. Python's fork server imports
-them once, and forks itself for every step. That takes ten seconds, and half a minute and more where Python may write no
-bytecode or shares its processors, so the server begins as soon as it is known that there will be steps. Of posgap it
-imports next to nothing, and each step has the environment of the run, so that it sees what a Python that is started for
-it would. The server only imports: it forks with no GPU in use.
+them once, and forks itself for every step. That takes ten seconds, or over half a minute if Python may write no
+bytecode or shares its processors. So the server begins as soon as it is known that there will be steps. It imports next
+to nothing of posgap, and each step has the environment of the run, so it sees what a freshly started Python would. The
+server only imports: it forks with no GPU in use.
 """
 
 import atexit
@@ -51,8 +51,8 @@ def _nothing() -> None:
 
 @contextlib.contextmanager
 def forked_steps() -> Iterator[None]:
-    """Within the block KFP's local runner begins its steps so; on systems other than Linux, where forking is not safe
-    after these imports, each in a Python of its own, as KFP does."""
+    """Within the block KFP's local runner begins its steps this way. On systems other than Linux, where forking is not
+    safe after these imports, each step gets its own Python, as KFP does it."""
     if not _FORKED:
         yield
         return
@@ -70,7 +70,7 @@ def forked_steps() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stopped_by_sigterm() -> Iterator[None]:
-    """Within the block SIGTERM goes to all steps first, and no other one begins: KFP waits for the threads of a loop
+    """Within the block SIGTERM goes to all steps first, and no new one begins: KFP waits for the threads of a loop
     before it lets the run end, and each has steps to run."""
     _STOPPED.clear()
     before = signal.getsignal(signal.SIGTERM)
@@ -92,7 +92,8 @@ def _stopped_by_sigterm() -> Iterator[None]:
 
 
 def run(full_command: list[str], env_vars: dict[str, str] | None = None) -> int:
-    """What KFP's function of these parameters does: prints what the step prints; 0 if it ended well, else 1."""
+    """Does the same as KFP's function with these parameters: prints what the step prints; returns 0 if it ended well,
+    else 1."""
     if _STOPPED.is_set():
         return 1
     reading, writing = SERVER.Pipe(duplex=False)
@@ -106,7 +107,7 @@ def run(full_command: list[str], env_vars: dict[str, str] | None = None) -> int:
                 print(line, end="")
         process.join()
     except BaseException:
-        process.terminate()  # nobody is left to wait for it
+        process.terminate()  # no parent is left to wait for it
         raise
     finally:
         _RUNNING.discard(process)
@@ -140,8 +141,8 @@ def _step(command: list[str], environment: dict[str, str], output: Connection) -
 
 
 def _die_with_the_run() -> None:
-    """Kills this process as soon as the one that runs the pipeline has died: a step that outlived it would hold its
-    output's lock, and the next run could not go on there. Its processes for several GPUs are told to end."""
+    """Kills this process as soon as the pipeline's process has died: a step that outlived it would hold its output's
+    lock, and the next run could not resume there. Its processes for several GPUs are told to end."""
     run = multiprocessing.parent_process()
     if run is not None:
         run.join()

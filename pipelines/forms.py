@@ -78,10 +78,10 @@ def form(config: type[Config], **defaults: Any) -> Callable[[Callable], Callable
 
 
 def dropdowns(offered: Mapping[str, Iterable[str]]) -> Callable[[Any], Any]:
-    """Gives parameters of a pipeline, by name, the values that they may have as the specification's `literals`, of
-    which KFP's UI makes a dropdown.
+    """Gives parameters of a pipeline, by name, their possible values as the specification's `literals`; KFP's UI shows
+    these as a dropdown.
 
-    The SDK has no way to say them: `typing.Literal` does not compile in kfp 2.17 (kubeflow/pipelines, issue 11385).
+    The SDK has no way to declare them: `typing.Literal` does not compile in kfp 2.17 (kubeflow/pipelines, issue 11385).
     They go into the pipeline's own message, so that the SDK writes them and checks them by the specification.
     """
 
@@ -95,12 +95,11 @@ def dropdowns(offered: Mapping[str, Iterable[str]]) -> Callable[[Any], Any]:
 
 
 def fill_form(values: Mapping[str, Any], offered: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """What to fill into a form for `values`: those that it has no field for, and methods that its dropdown does not
-    offer, go into `settings`, if it has this field; as they are, they would be no values of the pipeline.
+    """Returns what to fill into a form for `values`. Names without a field, and methods that its dropdown does not
+    offer, go into `settings`, if the form has this field; the pipeline would refuse them as values of its own.
 
-    `offered` has the dropdown's values of each field, none where it is none. What is given by its own name counts
-    before what `settings` says. Names that no stage has stay where they are. Raises `PosgapError` where `settings` is
-    no YAML.
+    `offered` has the dropdown's values of each field, none if it has no dropdown. A value given by its own name takes
+    precedence over `settings`. Names that no stage has stay in place. Raises `PosgapError` if `settings` is no YAML.
     """
     if SETTINGS not in offered:
         return dict(values)
@@ -117,13 +116,14 @@ def fill_form(values: Mapping[str, Any], offered: Mapping[str, Sequence[Any]]) -
 
 
 def _can_be(name: str, value: Any) -> bool:
-    """Whether `settings` may say this of a field whose dropdown does not offer it: a misspelt name is refused."""
+    """Returns whether `settings` may give this value to a field whose dropdown does not offer it: a misspelt name is
+    refused."""
     choices = choices_of(PreflightConfig.model_fields[name])
     return choices is None or choices.takes(str(value))
 
 
 def _plain(value: Any) -> Any:
-    """The value that a text is in YAML, so that it makes no difference how it was given; a text, if it is none."""
+    """Returns the value of a text in YAML, so that the way it was given makes no difference; a text, if it is none."""
     if not isinstance(value, str):
         return value
     try:

@@ -31,10 +31,10 @@ _ENDED = re.compile(r"Task '([^']+)' finished with status (\w+)")
 
 
 class _LogStream:
-    """An output stream that writes everything to a log, and shows only the lines that are of interest to people.
+    """An output stream that writes everything to a log, and shows only the lines that interest people.
 
-    Threads write in turn: a text file of Python's that several write to at once loses lines, and puts memory of the
-    process in their place, in which there may be secrets (https://github.com/python/cpython/issues/119506).
+    Threads write in turn. If several write to one of Python's text files at once, it loses lines and writes process
+    memory, which may hold secrets, in their place (https://github.com/python/cpython/issues/119506).
     """
 
     def __init__(self, log: TextIO, show: Callable[[str], object]):
@@ -77,13 +77,13 @@ class _LogStream:
 
 
 def run_locally(pipeline: Any, arguments: dict[str, Any], root: Path, cache: Path, log: Path) -> Path:
-    """Runs a pipeline in processes of this machine, with these arguments filled into its form; returns the run's folder
-    below `root`, with one folder per step.
+    """Runs a pipeline in local processes, with these arguments filled into its form; returns the run's folder below
+    `root`, with one folder per step.
 
-    Steps whose component and arguments are in `cache` are reused, and those that a run began and did not complete go on
-    there; their folders are in the run that made, or began, them. What MLflow has of a run that was killed is closed.
-    One run at a time uses a cache. KFP's whole output goes to `log`, and the stages' own lines to stderr, too. Raises
-    `PosgapError` with the error of the first failed stage.
+    Steps whose component and arguments are in `cache` are reused, and incomplete ones of an earlier run resume; their
+    folders are in the run that made or began them. A killed run is closed in MLflow. One run at a time uses a cache.
+    KFP's whole output goes to `log`, and the stages' own lines also to stderr. Raises `PosgapError` with the error of
+    the first failed stage.
     """
     from kfp import local
 
@@ -148,10 +148,10 @@ def _as_before() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _as_pipeline_run(cache: Path) -> Iterator[None]:
-    """Sets the variable by which stages know that they are steps of one run, unless it is set already.
+    """Sets the variable that tells stages that they are steps of one run, unless it is set already.
 
-    A mark in `cache` says that the run has not ended well. What it and its steps left open in MLflow, if they were
-    killed, the next run closes.
+    A mark in `cache` says that the run has not ended well. If the run or its steps are killed, the next run closes what
+    they left open in MLflow.
     """
     if PIPELINE_VARIABLE in os.environ:
         yield

@@ -69,12 +69,13 @@ def _measure_and_mitigate(
     model: str,
     registered: Mapping[str, Any],
 ) -> None:
-    """All that costs GPUs; `given` is what `preflight` says to each stage, `data` what `data_version` chose, and
-    `registered` the name of the registered model, and whether what is admitted waits for approval.
+    """Makes the steps that need GPUs. `given` is the output of `preflight` for each stage, and `data` the choice of
+    `data_version`. `registered` has the name of the registered model, and says whether an admitted model waits for
+    approval.
 
-    KFP takes a step from its cache where its parameters and the names of its artifacts are the same. So each cached
-    step has a digest of all that it goes back to as a parameter: `measured` where that is evaluation data and base
-    model, `made` where it is the training data, too, and one of its own for the champion.
+    KFP takes a step from its cache if its parameters and the names of its artifacts are the same. So each cached step
+    has a digest of all its origins as a parameter: `measured` if these are evaluation data and base model, `made` if
+    the training data belong to them too, and one of its own for the champion.
     """
     measured = {"cache_key": data["eval_key"]}
     made = {"cache_key": data["train_key"]}
@@ -83,7 +84,7 @@ def _measure_and_mitigate(
     train_raw = dsl.importer(artifact_uri=data["uri"], artifact_class=dsl.Dataset).output
     eval_raw = dsl.importer(artifact_uri=data["eval_uri"], artifact_class=dsl.Dataset).output
     checked = {"model": base, "settings": given["validate"]}
-    # The training data give way, so that what is measured stays the same where only they are new.
+    # The training data give way, so what is measured stays the same if only they are new.
     held_out = pools.small(validate(examples=eval_raw, **checked, **measured))
     held_out = held_out.set_display_name("validate eval").outputs["out"]
     train = pools.small(validate(examples=train_raw, exclude=held_out, **checked, **made))

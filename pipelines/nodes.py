@@ -49,7 +49,7 @@ class Node:
 
 
 def _or_none(quantity: str) -> float:
-    """The number that a quantity is; 0 where none is asked for, or the run will say."""
+    """Returns the number in a quantity; 0 if none is requested, or if only the run will know."""
     return amount(quantity) if quantity and UNKNOWN not in quantity else 0.0
 
 
@@ -76,7 +76,7 @@ def unplaceable(steps: Iterable[Resources], nodes: Sequence[Node]) -> list[str]:
 
 
 def find_nodes() -> list[Node]:
-    """Returns the nodes of KUBECONFIG's cluster, or of this pod's; none if it may not be asked, or does not answer."""
+    """Returns the nodes of KUBECONFIG's cluster, or of this pod's; none if access is denied, or it does not answer."""
     kubeconfig = Path(os.environ.get("KUBECONFIG") or Path.home() / ".kube" / "config")
     if not kubeconfig.is_file() and "KUBERNETES_SERVICE_HOST" not in os.environ:
         return []

@@ -54,7 +54,7 @@ def cluster_config() -> ClusterConfig:
         text = file if file.startswith("{") else Path(file).read_text(encoding="utf-8")
         changes = yaml.safe_load(text) or {}
         defaults = ClusterConfig().model_dump()
-        if "cpu" in changes:  # its nodes are those of all steps without GPUs, unless the file says otherwise
+        if "cpu" in changes:  # all steps without GPUs run on its nodes, unless the file says otherwise
             nodes = {"nodes": changes["cpu"]["nodes"]} if "nodes" in changes["cpu"] else {}
             for name in ("small", "promote"):
                 changes[name] = nodes | changes.get(name, {})
@@ -116,7 +116,7 @@ class Pools:
         return self._place(task, self.cluster.small, True)
 
     def report(self, task: PipelineTask) -> PipelineTask:
-        """Places the report, which alone has the webhook's address: who knows that can write there."""
+        """Places the report, the only step with the webhook's address: whoever knows it can post there."""
         _add_secret(task, self.cluster.webhook_secret, WEBHOOK_VARIABLE)
         return self.small(task)
 
@@ -137,7 +137,7 @@ class Pools:
         return self._place(task, self.cluster.small, False, login=self.cluster.promote_secret)
 
     def preflight(self, task: PipelineTask) -> PipelineTask:
-        """Places the step that says what training asks for, by the number of GPUs that the run has chosen."""
+        """Places the step that computes training's requests, by the run's number of GPUs."""
         task.set_env_variable(training_pool.VARIABLE, self._train.model_dump_json(exclude_defaults=True))
         return self.small(task)
 
@@ -150,7 +150,7 @@ class Pools:
         return pool.model_copy(update={"shared_memory": whole.shared_memory, "scratch": whole.scratch})
 
     def train(self, task: PipelineTask, cpu: PipelineChannel, memory: PipelineChannel) -> PipelineTask:
-        """Places a step that trains, with the CPUs and the memory that `preflight` says."""
+        """Places a training step, with the CPUs and the memory from `preflight`."""
         self._place(task, self._train, True, self.gpus_train)
         task.register_pipeline_channels([cpu, memory])
         return task.set_cpu_request(cpu).set_memory_request(memory).set_memory_limit(memory)
@@ -179,9 +179,9 @@ class Pools:
 
 
 def _all_tries(timeout: int) -> int:
-    """The seconds in which a step may be tried, by the seconds after which a try is ended (0: never).
+    """Returns the seconds for all tries of a step, given the time limit of one try (0: none).
 
-    Argo (`backoff.maxDuration`, 4.0) counts them from when the first try's pod was made, its wait in the queue
+    Argo (`backoff.maxDuration`, 4.0) counts them from the creation of the first try's pod, its wait in the queue
     included, and ends the last try with them. So there is room for all tries, and for a day in the queue before each.
     """
     return (_RETRIES + 1) * (timeout + _DAY) if timeout else 30 * _DAY
@@ -208,7 +208,7 @@ def _accelerate(task: PipelineTask, pool: PoolConfig, accelerators: Any) -> None
 def _environment(task: PipelineTask, cluster: ClusterConfig, login: str) -> None:
     """Sets the user that the step runs as, and its environment; variables that the cluster lacks are left unset.
 
-    `login` is the secret with the step's own log-in to MLflow; empty where it has that of all steps.
+    `login` is the secret with the step's own log-in to MLflow; empty if it uses the one of all steps.
     """
     kubernetes.set_security_context(task, cluster.user, cluster.user, run_as_non_root=True)
     variables = dict(zip(cluster.variables, cluster.variables))
@@ -227,6 +227,6 @@ def _environment(task: PipelineTask, cluster: ClusterConfig, login: str) -> None
 
 
 def _add_secret(task: PipelineTask, secret: str, *keys: str) -> None:
-    """Gives a step these keys of a secret as environment variables, where the secret is there; none without a name."""
+    """Gives a step these keys of a secret as environment variables, if the secret exists; none without a name."""
     if secret and keys:
         kubernetes.use_secret_as_env(task, secret, dict(zip(keys, keys)), optional=True)

@@ -17,7 +17,7 @@ _STARTING = re.compile(r"^(PodInitializing|ContainerCreating)?$|^(PodInitializin
 
 @dataclass(frozen=True)
 class State:
-    """What a step is doing: `waits`, `runs`, `done`, `failed` or `cached`, why, in which try, and for how long."""
+    """A step's progress: `waits`, `runs`, `done`, `failed` or `cached`, the reason, the try, and for how long."""
 
     step: str
     what: str
@@ -50,7 +50,7 @@ class Progress:
         return {each.step: each.why for each in self.states(workflow).values() if each.what == "failed"}
 
     def states(self, workflow: Mapping[str, Any]) -> dict[str, State]:
-        """Returns what each step is doing whose pod, or whose driver's, Argo knows, by the id of its node."""
+        """Returns the progress of each step with a pod, or a driver's pod, in Argo, by the id of its node."""
         nodes = nodes_of(workflow)
         tries: dict[str, list[dict[str, Any]]] = {}
         found: dict[str, State] = {}

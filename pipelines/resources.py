@@ -57,8 +57,9 @@ def resources(step: Step) -> Resources:
 
 
 def max_accelerators(group: Group) -> tuple[int, bool]:
-    """The largest number of accelerators in use at once, over all orders in which the steps can run, and whether it is
-    exact: it is not if the length of a loop, or a step's number of accelerators, will be known only at run time.
+    """Returns the largest number of accelerators in use at once, over all orders in which the steps can run, and
+    whether it is exact. It is not if the length of a loop, or a step's number of accelerators, is known only at run
+    time.
     """
     weights = {}
     exact = group.times is not None
@@ -78,7 +79,7 @@ def _weight(step: Step) -> tuple[int, bool]:
 
 
 def _heaviest(names: list[str], weights: dict[str, int], before: dict[str, frozenset[str]]) -> int:
-    """The largest total weight of tasks of which none depends on another (a maximum-weight antichain)."""
+    """Returns the largest total weight of tasks that are independent of each other (a maximum-weight antichain)."""
     if not names:
         return 0
     first, *rest = names

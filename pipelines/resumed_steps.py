@@ -1,9 +1,9 @@
-"""Has a step that was killed go on in the folder where it was, in whichever run it is asked for again.
+"""Makes a killed step resume in its old folder, whichever run requests it again.
 
-KFP's local runner gives each run a folder of its own, and takes from its cache what is complete. What a step of a
-killed run has kept, as the checkpoints of a training, lies beside its unfinished outputs. So the folder of a step that
-is begun is written down under the step's key in KFP's cache: the digest of its component and its arguments. Whoever
-runs the same step again before it is complete runs it there. Steps that are never cached get a new folder in each run.
+KFP's local runner gives each run a folder of its own, and takes complete steps from its cache. What a step of a killed
+run has kept, such as a training's checkpoints, lies beside its unfinished outputs. So the folder of a started step is
+recorded under the step's key in KFP's cache: the digest of its component and its arguments. The same step, run again
+before it is complete, runs there. Steps that are never cached get a new folder in each run.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from posgap.foundation import files
 
 @contextlib.contextmanager
 def resumed_steps(cache: Path) -> Iterator[None]:
-    """Within the block KFP's local runner, whose cache is the folder `cache`, runs steps so."""
+    """Within the block KFP's local runner, with the cache in the folder `cache`, runs steps this way."""
     from kfp.local import task_dispatcher
     from kfp.local.cache import LocalCache
 
@@ -49,7 +49,7 @@ def resumed_steps(cache: Path) -> Iterator[None]:
 
 
 class _Places:
-    """Where the steps of each key were begun: a file for each beside KFP's entries, with the path from there."""
+    """The folders in which each key's steps began: a file for each beside KFP's entries, with the path from there."""
 
     def __init__(self, cache: Path):
         self.cache = cache.absolute()
@@ -58,8 +58,8 @@ class _Places:
 
     @contextlib.contextmanager
     def place(self, key: str, own: Path) -> Iterator[Path]:
-        """The folder to run a step in: where it was begun before, else `own`; that too if it is never cached (an empty
-        key), or if the same step is running there at this moment, in another turn of a loop."""
+        """Returns the folder to run a step in: the one in which it began before, else `own`. It is also `own` if the
+        step is never cached (an empty key), or is running there now, in another turn of a loop."""
         with self.turn:
             alone = bool(key) and key not in self.running
             self.running |= {key} if alone else set()

@@ -7,7 +7,7 @@ from posgap.pipelines.mitigation import mitigation
 pipeline: Any = mitigation
 
 # A model of 100,000 parameters needs a higher learning rate and more epochs than one of seven billion, and at that rate
-# a larger weight of the anchoring loss. The gate's rules are those of every other model.
+# a larger weight of the anchoring loss. The gate's rules are the usual ones.
 OVERRIDES = {
     "max_new_tokens": 4,
     "anchoring": 5.0,

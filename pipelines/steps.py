@@ -30,10 +30,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Group:
-    """Steps and groups by task name, in an order in which they can run, and the tasks that each depends on.
+    """Steps and groups by task name, in a possible order of running, and the tasks that each depends on.
 
     `exclusive` says that only one of them runs (if, else). `times` is the number of copies that run at once, or None if
-    it will be known only at run time (a loop over a step's output).
+    it is known only at run time (a loop over a step's output).
     """
 
     members: dict[str, "Step | Group"]
@@ -42,7 +42,7 @@ class Group:
     times: int | None = 1
 
     def steps(self) -> list[Step]:
-        """All steps, including those of inner groups."""
+        """Returns all steps, including those of inner groups."""
         steps: list[Step] = []
         for member in self.members.values():
             steps += member.steps() if isinstance(member, Group) else [member]
@@ -69,7 +69,7 @@ def _known_outputs(compiled: CompiledYaml, scope: Mapping[str, Any]) -> dict[str
 
 
 def task_names(compiled: CompiledYaml) -> dict[str, str]:
-    """The names of steps in the UI, by the names of tasks under which a run reports them."""
+    """Returns the names of steps in the UI, by the task names that a run reports."""
     components = compiled.spec.get("components", {})
     return {
         key: task["taskInfo"]["name"]

@@ -97,7 +97,7 @@ def _report_end(run: kfp_server_api.V2beta1Run, compiled: CompiledYaml, failures
 
 
 def failed_steps(run: kfp_server_api.V2beta1Run, compiled: CompiledYaml) -> list[str]:
-    """The names of the steps that failed, in the order in which they ended.
+    """Returns the names of the failed steps, in the order in which they ended.
 
     KFP reports every node of the workflow: also a step's driver, and the groups and the root, which fail along with
     the steps in them.

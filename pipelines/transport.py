@@ -35,7 +35,7 @@ class NoAnswer(PosgapError):
 
 
 def address(config: KfpConfig) -> str:
-    """The server's address: `config.host`, or else that of KFP_HOST or KF_PIPELINES_ENDPOINT."""
+    """Returns the server's address: `config.host`, or else KFP_HOST or KF_PIPELINES_ENDPOINT."""
     host = config.host or next(filter(None, map(os.environ.get, HOST_VARIABLES)), "")
     if not host:
         raise PosgapError(f"no KFP server: give --host or set {HOST_VARIABLES[0]}, like http://localhost:8080")
@@ -45,7 +45,7 @@ def address(config: KfpConfig) -> str:
 
 
 def retry_policy() -> RetryPolicy:
-    """How often KFP is asked again."""
+    """Returns how often requests to KFP are retried."""
     return RetryPolicy(tries=TRIES, first_wait=FIRST_WAIT)
 
 
@@ -91,7 +91,7 @@ class _NameConflict(Exception):
 
 
 class Transport(rest.RESTClientObject):
-    """Sends KFP's requests. `token_source` says where the token comes from, for the message that it is not accepted.
+    """Sends KFP's requests. `token_source` says where the token comes from, for the message if it is refused.
 
     A failure worth a retry is retried, unless that could create an object twice (see `once`).
     """

@@ -21,10 +21,10 @@ LATEST = "latest"
 
 
 def upload(compiled: CompiledYaml, config: PipelineCompileConfig) -> None:
-    """Uploads a compiled pipeline as a version; prints what came of it, and the address of the version's page.
+    """Uploads a compiled pipeline as a version; prints the result, and the address of the version's page.
 
-    A version of that name that is the same is left as it is. Raises `PosgapError` where it is another one, since a
-    version cannot be changed.
+    An identical version of that name is left unchanged. Raises `PosgapError` if it differs, since a version cannot be
+    changed.
     """
     digest = digest_of([compiled.spec, compiled.platform])
     name = compiled.name
@@ -53,7 +53,7 @@ def upload(compiled: CompiledYaml, config: PipelineCompileConfig) -> None:
 
 
 def fetch_uploaded(config: PipelineOnCluster) -> CompiledYaml:
-    """The version that `config` names, as the server holds it. Raises `PosgapError` where there is none."""
+    """Returns the version that `config` names, as the server holds it. Raises `PosgapError` if there is none."""
     if config.file:
         raise PosgapError("--version: --file cannot change a version that was uploaded; leave one of them out")
     client = connect(config)
