@@ -1,6 +1,6 @@
-"""Options of verbs in a YAML file: a section for each verb, with the names that its flags have.
+"""Reads options of verbs from a YAML file: a section for each verb, with the names of its flags.
 
-A flag comes before the environment (POSGAP_SWEEP_N_DOCS), and that before the file: click reads them in this order. The
+A flag overrides the environment (POSGAP_SWEEP_N_DOCS), and that overrides the file: click reads them in this order. The
 key `tracking` beside the sections says where runs go, unless MLFLOW_TRACKING_URI does.
 """
 
@@ -24,9 +24,9 @@ _UNSAID = ("config", "help", "help_all")  # which no section has
 
 
 class TextType(click.ParamType):
-    """Text as it is given, but lists and dictionaries of a file as they are there: the verb's config checks them.
+    """Takes text unchanged; keeps a file's lists and dictionaries: the verb's config checks them.
 
-    Shells complete that of a path.
+    Shells complete paths for it.
     """
 
     name = "text"
@@ -57,7 +57,7 @@ def option() -> click.Option:
 
 
 def words_of(ctx: click.Context) -> str:
-    """Returns the words of a context's verb, by which its section is called."""
+    """Returns the words of a context's verb, which name its section."""
     return ctx.command_path.partition(" ")[2]
 
 
@@ -86,8 +86,8 @@ def _take(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
 
 
 def _as_given(value: Any, option: click.Parameter) -> Any:
-    """As the command line would give it. NAME=VALUE, several of them, is a dictionary in a file. Raises `PosgapError`
-    for several values where an option takes one."""
+    """Returns a value as the command line would give it. Several NAME=VALUE are a dictionary in a file. Raises
+    `PosgapError` for several values if an option takes one."""
     if isinstance(value, dict) and getattr(option, "multiple", False):
         return [f"{name}={each if isinstance(each, str) else json.dumps(each)}" for name, each in value.items()]
     if option.nargs == -1 or getattr(option, "multiple", False):

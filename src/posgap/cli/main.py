@@ -122,7 +122,7 @@ class _Option(click.Option):
 
 
 class _ModelOption(_Option):
-    """`--model`, which may be left out where `--base-url` is given: the endpoint says which model it serves."""
+    """`--model`, which is optional if `--base-url` is given: the endpoint says which model it serves."""
 
     def consume_value(self, ctx: click.Context, opts: Any) -> tuple[Any, ParameterSource]:
         value, origin = super().consume_value(ctx, opts)
@@ -146,8 +146,8 @@ class _VerbCommand(click.Command):
     Flags may be given a value too, after an equals sign: `--force=false`. MLproject and other programs that write
     command lines have no way to leave an option out.
 
-    Its help has at most `MAX_SHOWN` options: where it has more, the rare ones are left to `--help-all`, as is what each
-    of many choices is.
+    Its help has at most `MAX_SHOWN` options. If it has more, only `--help-all` shows the rare ones, and the
+    explanations of long lists of choices.
     """
 
     def __init__(self, words: str, verb: Verb):
@@ -161,8 +161,8 @@ class _VerbCommand(click.Command):
         )
 
     def invoke(self, ctx: click.Context) -> None:
-        """Does the verb's work. The file in its folder that is its result is kept to be printed as JSON, also that of a
-        refusal, which is then raised."""
+        """Does the verb's work. The result file in its folder is kept to be printed as JSON, also for a refusal, which
+        is then raised."""
         verb = self.verb
         config = _to_config(self.verb.config, self.words, ctx)
         place = str(getattr(config, "out", None) or "")
@@ -227,7 +227,8 @@ class _VerbCommand(click.Command):
         return [word]
 
     def _all_missing(self, ctx: click.Context, args: list[str]) -> click.MissingParameter | None:
-        """The error that names all missing options, where click names the first alone; None of a missing argument."""
+        """Returns the error that names all missing options, while click names only the first; None for a missing
+        argument."""
         missing = []
         with ctx.scope(cleanup=False):
             opts, *_ = self.make_parser(ctx).parse_args(args)
@@ -249,7 +250,7 @@ class _VerbCommand(click.Command):
 
 
 def _shorten(option: click.Parameter, record: tuple[str, str]) -> tuple[str, str]:
-    """An option's line in a help, with the names of its choices alone where they are many."""
+    """Returns an option's line in a help; if it has many choices, with their names alone."""
     names = [name for name in getattr(option.type, "choices", ()) if name]
     start = record[1].find(f"; {names[0]}: ") if len(names) > MAX_DESCRIBED else -1
     if start < 0:
@@ -328,7 +329,7 @@ def _option(config_type: type[Config], field: str, info: FieldInfo) -> _Option:
 
 
 def _to_config(config_type: type[Config], words: str, ctx: click.Context) -> Config:
-    """The config of what was said on the command line, in variables and in the file of `--config`."""
+    """Returns the config from the command line, environment variables and the file of `--config`."""
     values = {}
     for name, value in ctx.params.items():
         if value not in (None, ()) and ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
@@ -363,7 +364,7 @@ def _keep_result(verb: Verb, place: str) -> None:
 
 
 def _work_of(words: str) -> Callable[[Any], Any]:
-    """Imports the function that does a verb's work, so late that `--help` stays quick; for a stage alone returns its
+    """Imports the function that does a verb's work, so late that `--help` stays quick; for a stage it returns its
     frame, which imports the stage once there is work to do."""
     kind = VERBS[words].kind
     if kind is Kind.STAGE:
@@ -380,7 +381,7 @@ def _misuse(config_type: type[Config], error: ValidationError) -> str:
     name, *inside = place_of_fault(first) or [""]
     is_secret = name in config_type.model_fields and SECRET in config_type.model_fields[name].metadata
     complaint = complaint_of(first)
-    if not name:  # of several options together, whose values might be anything
+    if not name:  # of several options together: their values might be anything
         return complaint
     complaint += "" if is_secret else f", got {shorten(repr(first['input']))}"
     words = name if is_argument(config_type.model_fields[name]) else f"--{name}"
@@ -444,9 +445,9 @@ class _Group(click.Group):
 
 
 def build() -> click.Group:
-    """The command line, whose commands are made as they are asked for."""
+    """Builds the command line; it makes commands when they are first needed."""
     root = _Group("posgap", help=ROOT_HELP, params=[_help_all_option("commands")])
-    # A variable POSGAP_VERSION is nobody's wish to be told the version.
+    # A variable POSGAP_VERSION does not request the version.
     click.version_option(__version__, allow_from_autoenv=False)(root)
     return root
 
@@ -461,7 +462,7 @@ unchanged. It logs to MLflow where MLFLOW_TRACKING_URI names a server, or a file
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point of `posgap`; ends with `SystemExit`, but where several processes were launched."""
+    """Entry point of `posgap`; ends with `SystemExit`, except if several processes were launched."""
     _reopen_closed_streams()
     _log_to_stderr()
     raise_on_termination()
@@ -472,7 +473,7 @@ def main(arguments: list[str] | None = None) -> None:
             build().main(arguments, prog_name="posgap", standalone_mode=False, auto_envvar_prefix=config_file.PREFIX)
             if is_main_process():
                 printing.write_json()
-        except SystemExit:  # click's, where nobody reads the output any more
+        except SystemExit:  # click's, if the reader of the output has gone
             code = 128 + signal.SIGPIPE
         except (Exception, KeyboardInterrupt) as error:
             code = _report_error(error)
@@ -532,8 +533,8 @@ def _report_error(error: BaseException) -> int:
 
 
 def _place_of(error: OSError) -> str:
-    """Returns the place of a system's error that names no file: a current folder that was deleted, else the path that
-    the innermost function of ours was at work on."""
+    """Returns the place of a system's error that names no file: a deleted current folder, else the path that our
+    innermost function was working on."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -553,7 +554,7 @@ def _with_notes(message: str, error: BaseException) -> str:
 def _fail(message: str, exit_code: int, code: str, at: str = "", kind: str = "error:") -> int:
     """Says what went wrong, in one line without secrets; returns the exit code."""
     line = printing.printable(" ".join(map(str.strip, redact(with_uris(message)).split("\n"))))
-    with suppress(OSError):  # nobody listens
+    with suppress(OSError):  # the reader has gone
         click.echo(" ".join(filter(None, ["posgap:", printing.colour_word(kind, sys.stderr), line])), err=True)
         if is_main_process():
             place = {"at": printing.printable(redact(with_uris(at)))} if at else {}

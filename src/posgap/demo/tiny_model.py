@@ -4,8 +4,8 @@ It serves the demo and the tests; the rest of posgap does not depend on it. It i
 model folder, and its tokenizer reads the ordinary key-value prompt of `posgap.tasks` (with keys cut to two hex digits
 and values to one).
 
-The model first learns in-context retrieval from short prompts with the gold record anywhere. Then it sees long
-prompts whose gold record is nearly always at one of the ends, and so it loses the middle.
+The model first learns in-context retrieval from short prompts with the gold record anywhere. Then it sees long prompts
+with the gold record nearly always at one of the ends, and so it loses the middle.
 """
 
 import logging
@@ -48,13 +48,13 @@ _ID = {piece: i for i, piece in enumerate(_VOCABULARY)}
 class Recipe:
     """How the tiny model is trained.
 
-    For `retrieval` steps it learns to retrieve, and goes on, for at most `most` steps in all, while the values'
-    cross-entropy / ln n is above `threshold`. `records` has how many records a prompt has in these steps: the step from
-    which, the least and the most. If after `patience` steps the loss is still that of guessing among the values
-    whose keys share a digit, the model begins again with other parameters. Then follow at least `bias` steps in which
-    the gold record's place is drawn by `end_bias(n, first, tau)`, in the first `ramp` of them with growing n, until the
-    accuracy in the middle is below `lost`. Finally the learning rate decays over `decay` steps. `jitter` gives the
-    layers random position scales until 30 of the biased steps are done.
+    It learns to retrieve for `retrieval` steps, and then goes on, for at most `most` steps in all, while the values'
+    cross-entropy / ln n is above `threshold`. `records` has the number of records in a prompt in these steps: the first
+    step, the least and the most. If after `patience` steps the loss is still that of guessing among the values whose
+    keys share a digit, the model begins again with other parameters. At least `bias` steps follow, with the gold
+    record's place drawn by `end_bias(n, first, tau)`, in the first `ramp` of them with growing n, until the accuracy in
+    the middle is below `lost`. Finally the learning rate decays over `decay` steps. `jitter` gives the layers random
+    position scales until 30 of the biased steps are done.
     """
 
     retrieval: int = 350
@@ -72,12 +72,12 @@ class Recipe:
 
 
 STANDARD = Recipe()
-# Takes seconds: the model answers at the positions where the gold record mostly stood, and guesses elsewhere.
+# Takes seconds: the model answers at the usual positions of the gold record, and guesses elsewhere.
 QUICK = Recipe(retrieval=0, threshold=1e9, ramp=20, bias=60, decay=20, lost=1.1, jitter=False)
 
 # Most initial parameters learn to retrieve within 300 steps: the loss falls from 1 to 0.2 within 50 of them. Others
 # (those of seed 3) stay above 0.6 for a thousand steps. Biased, such a model would leave nothing to distil: it can
-# answer nowhere but at the ends, and R1 would only learn its training questions by heart.
+# answer only at the ends, and R1 would only learn its training questions by heart.
 _PLATEAU, _ATTEMPTS = 0.5, 5
 
 

@@ -22,7 +22,7 @@ def word_tokenizer(
     pattern: str,
     decode: Sequence[decoders.Decoder] = (),
 ) -> PreTrainedTokenizerFast:
-    """A tokenizer whose tokens are the pieces of the normalised text that `pattern` matches.
+    """Returns a tokenizer whose tokens are the matches of `pattern` in the normalised text.
 
     `ids` begins with the `SPECIAL` tokens; an encoded text begins with `<bos>`. `decode` are further decoders, applied
     to a response's concatenated pieces.

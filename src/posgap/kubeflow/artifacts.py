@@ -16,7 +16,7 @@ from posgap.measurement.sweeps import read_sweep
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.positions import format_positions
 
-# What `preflight` says of the run, before what it says of each stage.
+# The output of `preflight` for the run, before that for each stage.
 OF_PLAN = ("candidates", "layered", "parts", "recipe", "only_new", "approval", "train_cpu", "train_memory")
 ROUNDED = 3  # digits after the point, in metrics
 
@@ -101,8 +101,8 @@ def show_data_version(
 
 
 def show_preflight(out: Any, checks: Any) -> tuple:
-    """Shows the result of each check of `preflight`, what the form's settings said, and what each stage is given, which
-    it returns after what is for the run."""
+    """Shows the result of each check of `preflight`, the form's settings, and the settings of each stage; returns the
+    latter after those of the run."""
     plan = read_json(Path(out.path) / "preflight.json")
     lines = ["# Ready to run", ""]
     for name, result in plan["found"].items():
@@ -134,7 +134,7 @@ def show_responses(out: Any, metrics: Any) -> None:
 
 
 def verdict_beside(out: Any) -> str:
-    """Returns the folder of the verdict by which a promotion judges again, beside its output."""
+    """Returns the folder of the verdict that a promotion judged again, beside its output."""
     return f"{out.path}-verdict"
 
 
@@ -196,7 +196,7 @@ def show_mitigate(out: Any, page: Any, metrics: Any) -> None:
 
 
 def show_rollout(out: Any, picture: Any, names: tuple[str, ...]) -> None:
-    """Shows the readings of a rollout's JSON files and its pictures, by their names, as far as they are there."""
+    """Shows the readings of a rollout's JSON files, and those of its pictures that exist, by name."""
     files = [Path(out.path, name) for name in names if Path(out.path, name).is_file()]
     summary = "; ".join(read_json(file)["summary"] for file in files if file.suffix == ".json")
     show_pictures(picture, summary, *(file for file in files if file.suffix == ".png"))

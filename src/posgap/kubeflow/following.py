@@ -68,7 +68,8 @@ class _Cluster:
         self.answered = 0.0
 
     def get_state(self, name: str) -> "TrainJob | None":
-        """The job's present state, or None if there is no such job; retries while the cluster does not answer."""
+        """Returns the job's present state, or None if there is no such job; retries while the cluster does not
+        answer."""
         while True:
             try:
                 job = self.client.get_job(name)
@@ -90,7 +91,7 @@ class _Cluster:
         time.sleep(LOOK_SECONDS)
 
     def delete(self, name: str) -> None:
-        """Deletes the job if it exists; where that fails, a warning says how to delete it by hand."""
+        """Deletes the job if it exists; if that fails, a warning says how to delete it by hand."""
         try:
             self.client.delete_job(name)
         except (RuntimeError, TimeoutError, ValueError) as error:
@@ -123,8 +124,8 @@ def _attempt(cluster: _Cluster, in_cluster: JobInCluster, job: Job, create: Crea
 def _start(cluster: _Cluster, in_cluster: JobInCluster, job: Job, create: Create) -> None:
     """Makes sure that the job exists.
 
-    One that failed, or that is being deleted, is gone with all of its pods before another of its name is made: those
-    would be taken for the new one's.
+    If an earlier one failed, or is being deleted, it and all its pods must be gone before another of its name is made:
+    they would be taken for the new one's.
     """
     cluster.answered = time.monotonic() - SILENCE_SECONDS  # do not wait for a cluster that has never answered
     state = cluster.get_state(job.name)

@@ -36,7 +36,7 @@ STAGES: dict[str, type[Config]] = {
     "distill": DistillConfig,
     "train_job": TrainJobConfig,
     "mitigate": MitigateConfig,
-    "on_top": MitigateConfig,  # the same of what was trained
+    "on_top": MitigateConfig,  # the same on top of a trained model
     "compare": CompareConfig,
     "gate": GateConfig,
 }
@@ -63,7 +63,7 @@ def commonly() -> list[str]:
 
 
 def with_run_settings(form: PreflightConfig) -> PreflightConfig:
-    """The form, with what its settings say of the run; as it was where that misfits, which `complaints` reports."""
+    """Returns the form with its settings for the run; unchanged if they are invalid, which `complaints` reports."""
     said = _of_run(flat_settings(form.settings))
     return form if _misfits(said) else form.model_copy(update=_form_values(said))
 
@@ -96,8 +96,8 @@ def _misfits(said: dict[str, Any]) -> list[str]:
 
 
 def candidates(methods: str) -> list[str]:
-    """The candidates to make of the base model, in the order given: methods of training, and `mitigate` for all
-    mitigations named, of which the best becomes one candidate. Raises `ValueError` if a method is unknown or given
+    """Returns the candidates to make from the base model, in the given order: methods of training, and `mitigate` for
+    all named mitigations; the best of these becomes one candidate. Raises `ValueError` if a method is unknown or given
     twice, or `then` joins what it cannot."""
     found = dict[str, None]()
     for name in _parse_methods(methods)[0]:
@@ -106,8 +106,8 @@ def candidates(methods: str) -> list[str]:
 
 
 def has_on_top(methods: str) -> bool:
-    """Whether mitigations are tried on top of what each method of training makes, too: one more candidate of each.
-    Raises `ValueError` as `candidates` does."""
+    """Returns whether mitigations are also tried on top of each trained model: one more candidate of each. Raises
+    `ValueError` as `candidates` does."""
     return bool(_parse_methods(methods)[1])
 
 
@@ -118,8 +118,9 @@ def count_candidates(methods: str) -> int:
 
 
 def remedies(methods: str, backend: str, on_top: bool = False) -> list[str]:
-    """The mitigations that the candidate `mitigate` is chosen from, or the one on top of a trained model: those named,
-    or all that a model can have and the backend serves. Raises `ValueError` for one that the backend does not serve."""
+    """Returns the mitigations that the candidate `mitigate`, or the one on top of a trained model, is chosen from: the
+    named ones, or all that a model can have and the backend serves. Raises `ValueError` for one that the backend does
+    not serve."""
     served = [m.name for m in MITIGATIONS if m.of_model and ("anything" in m.served_by or backend in m.served_by)]
     named = [name for name in _parse_methods(methods)[on_top] if name in _of_models()]
     for name in named:
@@ -129,7 +130,7 @@ def remedies(methods: str, backend: str, on_top: bool = False) -> list[str]:
 
 
 def _parse_methods(methods: str) -> tuple[list[str], list[str]]:
-    """The names before `then`, and those after it, which are put on top of what those before it train."""
+    """Returns the names before `then`, and those after it, which are put on top of the models trained by the former."""
     first, *later = re.split(r"\s+then\s+", methods.strip())
     if len(later) > 1:
         raise ValueError(f"methods: {methods!r} says then twice; mitigations can be put on top of a trained model once")
@@ -201,7 +202,7 @@ def settings(form: PreflightConfig) -> dict[str, dict[str, Any]]:
         own |= {"methods": tried[stage]} if stage in tried else {}
         own |= {"candidates": made} if stage == "gate" else {}
         own |= _of_a_node(form) if stage == "train_job" else {}
-        for name in _open(config):  # what is said of one stage goes before what is said of all
+        for name in _open(config):  # a stage's own setting overrides the one for all
             for words in (name, f"{stage}.{name}"):
                 if words in said:
                     own[name] = said[words]
@@ -222,8 +223,8 @@ def _of_a_node(form: PreflightConfig) -> dict[str, Any]:
 
 
 def recipe(form: PreflightConfig) -> str:
-    """sha256 of all that decides which models a run makes, beside data and base model: methods, the parameters of the
-    stages that make and measure them, and posgap's version, which is that of the images."""
+    """Returns the sha256 of everything besides data and base model that decides which models a run makes: methods, the
+    parameters of the stages that make and measure them, and posgap's version, which is that of the images."""
     form = with_run_settings(form)
     by_stage = settings(form)
     for name in JUDGING:
@@ -268,7 +269,7 @@ def complaints(form: PreflightConfig) -> Iterator[str]:
 
 
 def _fields(config: type[Config]) -> dict[str, FieldInfo]:
-    """The fields of a stage by name; a TrainJob's are those of `distill` too, which it takes as one object."""
+    """Returns the fields of a stage by name; a TrainJob also has those of `distill`, which it takes as one object."""
     if config is not TrainJobConfig:
         return config.model_fields
     fields = {**DistillConfig.model_fields, **config.model_fields}
@@ -319,7 +320,7 @@ def _stage_faults(by_stage: dict[str, dict[str, Any]]) -> list[str]:
     by_name = {}
     for stage, values in by_stage.items():
         found = faults(partial(as_config, stage, values))
-        if stage == "train_job":  # it has those of its object in one line
+        if stage == "train_job":  # the form shows its object in one line
             found = [fault for fault in found if not fault.startswith("distill: ")]
             found += faults(partial(as_config, "distill", values["distill"]))
         for fault in found:

@@ -1,11 +1,11 @@
-"""Unfinished work of a KFP step, kept in S3 beside its output, so that the step goes on when it is tried again.
+"""Keeps the unfinished work of a KFP step in S3 beside its output, so that a retry of the step resumes it.
 
-A try that is evicted or interrupted takes its disk along. KFP 2.17 makes a step's output address once, for all tries
-(`argocompiler/container.go`: the driver is a task before the one that is retried), so what lies beside that address is
-found by the next try, and by no other step.
+An evicted or interrupted try loses its disk. KFP 2.17 makes a step's output address once, for all tries
+(`argocompiler/container.go`: the driver is a task before the retried one). So files beside that address are found by
+the next try, and by no other step.
 
-At SIGTERM all is uploaded once more, as far as there is time. On KFP there is none: its launcher, below which the
-step's program runs, ends at SIGTERM (2.17 has no handler), and the container with it. There the upload of each minute
+At SIGTERM all is uploaded once more, as far as there is time. On KFP there is none: the step's program runs below KFP's
+launcher, which ends at SIGTERM (2.17 has no handler), and the container with it. There the upload of each minute
 counts.
 """
 
@@ -27,16 +27,16 @@ from posgap.storage.transfer import upload_files
 
 log = logging.getLogger(__name__)
 SUFFIX = ".work"  # of the address, beside the output's
-SECONDS = 60.0  # between two uploads of what has changed, which is the most that an interruption costs
+SECONDS = 60.0  # between two uploads of changes: the most work that an interruption loses
 
 
 @contextmanager
 def keep_work(out: Any, below: Path | None = None) -> Iterator[str]:
     """Keeps the unfinished work of the artifact `out` in S3 within the block; gives the address, or "" if it is not.
 
-    What an earlier try left is brought first. Stages keep their unfinished work beside their outputs, which lie in the
-    folder `below`, by default that of `out`. The block's success removes it from S3. A pipeline root that is not in S3
-    keeps nothing, and what S3 refuses costs a warning: the step can do its work without.
+    It first downloads what an earlier try left. Stages keep their unfinished work beside their outputs, in the folder
+    `below`, by default that of `out`. The block's success removes it from S3. A pipeline root outside S3 keeps nothing,
+    and S3's refusals only cause a warning: the step can do its work without.
     """
     place = f"{out.uri}{SUFFIX}" if is_uri(out.uri) else ""
     if not place:

@@ -27,8 +27,8 @@ from posgap.tasks.registry import TASKS
 
 # Argo keeps a run as one Workflow of at most 1 MiB, with what each driver and each pod was given, compressed: these are
 # the bytes of a pipeline, of each model that it judges, and of each part of a sweep. They were estimated from compiled
-# pipelines (tests/helpers/workflow_size.py), and are within 3 % of what KFP 2.17's own compiler and driver made of four
-# runs. A tenth is left for long addresses.
+# pipelines (tests/helpers/workflow_size.py), and are within 3 % of the output of KFP 2.17's own compiler and driver for
+# four runs. A tenth is left for long addresses.
 _PIPELINE = 365_000
 _MODEL = 65_500
 _PART = 7_900
@@ -69,7 +69,8 @@ def _check_apart(form: PreflightConfig) -> str:
 
 
 def _check_model(form: PreflightConfig) -> str:
-    """Checks that the folder is complete, that tokenizer and model fit, and that a method that needs RoPE finds it."""
+    """Checks that the folder is complete, that tokenizer and model fit, and that the model has RoPE if a method needs
+    it."""
     from posgap.models.loading import load_config, load_tokenizer
 
     folder, names = _without_weights(form.base_model)

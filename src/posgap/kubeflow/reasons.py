@@ -1,6 +1,7 @@
-"""What Kubernetes, Kueue and torchrun say of a TrainJob's workers, and which of that best explains a failure.
+"""Collects the reports of Kubernetes, Kueue and torchrun on a TrainJob's workers, and finds the best explanation of a
+failure.
 
-A worker's log is not enough: who was killed wrote nothing, and who talked to it wrote only that the connection closed.
+A worker's log is not enough: a killed worker wrote nothing, and its peers wrote only that the connection closed.
 """
 
 import logging
@@ -24,13 +25,13 @@ _ERROR = "posgap: error: "
 # The line at which torchrun's own report of a failed process begins: it is long and does not contain the cause.
 _LAUNCHER = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py.*(closing signal|failed \(exitcode)")
 _REPORTED = re.compile(r"rank\s*:\s*(\d+)[^\n]*\n\s*exitcode\s*:\s*(-?\d+)")
-# What a process says whose peer is gone, in gloo's, NCCL's and the store's words.
+# Messages of a process that lost its peer, in gloo's, NCCL's and the store's words.
 _OF_A_PEER = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|remote process exited|socket timeout|DistBackendError"
     r"|watchdog|TCPStore|(send|recv)(Bytes|Value|VectorValue) failed|SIGTERM|first process cannot be reached",
     re.IGNORECASE,
 )
-# Reasons of a container that say no more than that its program failed.
+# A container's reasons that only say that its program failed.
 _PLAIN = ("", "Error", "Completed")
 
 
@@ -144,7 +145,7 @@ class JobInCluster:
         return {each["type"]: each.get("message") or each.get("reason", "") for each in held}
 
     def events(self) -> list[str]:
-        """The warnings of the job, and of what it is made of, oldest first, each once."""
+        """Returns the warnings of the job and its parts, oldest first, each once."""
         if self.core is None:
             return []
         own = []
@@ -155,7 +156,7 @@ class JobInCluster:
         return list(dict.fromkeys(f"{each.reason}: {' '.join((each.message or '').split())}" for each in own))
 
     def queue_words(self) -> str:
-        """Why Kueue has not admitted the job, in its own words; empty if it has, or there is no Kueue."""
+        """Returns why Kueue has not admitted the job, in its own words; empty if it has, or if there is no Kueue."""
         if self.custom is None:
             return ""
         place = ("kueue.x-k8s.io", "v1beta2", self.namespace, "workloads")
@@ -177,7 +178,7 @@ class JobInCluster:
         return found.items if found else []
 
     def _read(self, what: str, read: Callable[..., Any], *place: str, **selectors: str) -> Any:
-        """Returns what the cluster answers; None if that may not be read, which is said once, or if no answer comes."""
+        """Returns the cluster's answer; None if access is denied, which is logged once, or if no answer comes."""
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError
 
@@ -204,9 +205,9 @@ def _queue_words(conditions: Sequence[Mapping[str, str]]) -> str:
 def best_reason(
     failed: Sequence[Worker], gone: Sequence[str], conditions: Mapping[str, str], events: Sequence[str]
 ) -> Reason:
-    """Returns what best explains why a job failed, of which some workers failed and others have no pod any more: a
-    worker's own words before what Kubernetes says of it, then killed ranks, and last what only tells that a peer was
-    gone."""
+    """Returns the best explanation of a job's failure, given that some workers failed and others no longer have a pod.
+    A worker's own words come before Kubernetes' report on it, then killed ranks, and last messages that only tell of a
+    lost peer."""
     found = [reason for worker in failed for reason in worker.reasons()]
     if gone and found:
         found.append(Reason(3, ", ".join(gone), "the pod is gone: it was deleted, or its node was"))

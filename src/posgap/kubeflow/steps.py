@@ -25,10 +25,10 @@ Arguments = Mapping[str, Any]
 class Step:
     """A verb as a step.
 
-    `show` takes those of the step's arguments that it names, once the verb has done its work; what it returns the step
-    returns. `function` is the verb's work, if a step wants another than the command line. `values` makes fields of
-    arguments that are none. If `keeps_work`, unfinished work is kept: what lies in the folder of `work_below`, by
-    default in the output's. `show_rejected` shows what the verb refused.
+    `show` takes the step's arguments that it names, once the verb has done its work; the step returns its result.
+    `function` replaces the command line as the verb's work. `values` makes fields from arguments that are no fields
+    themselves. If `keeps_work`, the unfinished work in the folder of `work_below` is kept, by default the output's.
+    `show_rejected` shows the output that the verb refused.
     """
 
     show: Callable[..., Any]
@@ -84,7 +84,8 @@ STEPS = {
 
 
 def run_step(name: str, arguments: Arguments) -> Any:
-    """Runs the verb of a step with its arguments, and returns the component's result; `name` is that of its files."""
+    """Runs the verb of a step with its arguments, and returns the component's result; `name` is that of the verb's
+    files."""
     step = STEPS[name]
     work = getattr(importlib.import_module(f"posgap.verbs.{name}"), step.function or name)
     out = arguments["out"]

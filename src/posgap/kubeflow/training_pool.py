@@ -8,7 +8,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.options.cluster import PoolConfig
 from posgap.options.preflight import PreflightConfig
 
-# Set in the pipeline's step by what compiled it: the pool for one GPU, but the disk for those of the form's default,
+# Set in the pipeline's step at compilation: the pool for one GPU, except the disk, which is for the form's default,
 # since KFP takes no parameter for the size of a volume.
 VARIABLE = "POSGAP_TRAIN_POOL"
 _FACTORS: dict[str, float] = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
@@ -31,7 +31,8 @@ def train_pool(text: str) -> PoolConfig | None:
 
 
 def requests(form: PreflightConfig) -> dict[str, str]:
-    """The CPUs and the memory that a training step of this form asks for; empty texts where no cluster is known."""
+    """Returns the CPUs and the memory that a training step of this form requests; empty texts if no cluster is
+    known."""
     pool = train_pool(os.environ.get(VARIABLE, ""))
     if pool is None or not form.gpus_train.isdecimal():
         return {"cpu": "", "memory": ""}
@@ -40,11 +41,11 @@ def requests(form: PreflightConfig) -> dict[str, str]:
 
 
 def require_room(model: str, parameters: int, trained: int, pool: PoolConfig) -> str:
-    """Says what training a model takes of its node's memory, for each GPU, and of its disk; raises `PosgapError` if the
-    pool has less.
+    """Computes what training a model takes of its node's memory, for each GPU, and of its disk; raises `PosgapError` if
+    the pool has less.
 
-    Each process loads the model in float32 on the CPU first. The disk holds two checkpoints, of what is trained and of
-    Adam's two means of it in float32, and the model that is read and the one that is written (`posgap plan distill`).
+    Each process loads the model in float32 on the CPU first. The disk holds two checkpoints (the trained parameters and
+    Adam's two means of them, in float32), and both the input and the output model (`posgap plan distill`).
     """
     memory = 4 * parameters
     disk = 2 * 3 * 4 * trained + 2 * 2 * parameters

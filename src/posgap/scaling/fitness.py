@@ -41,7 +41,7 @@ def position_weights(positions: Sequence[float], n_docs: int) -> np.ndarray:
 
 
 def fitness(accuracy: np.ndarray, weights: np.ndarray, objective: str) -> float:
-    """Returns the fitness in points of `accuracy [P]` in points, whose mean takes `weights [P]`; see `objective` of
+    """Returns the fitness in points of `accuracy [P]` in points, with `weights [P]` for its mean; see `objective` of
     `ScaleSearchConfig`."""
     of_objective = {"mean": weights @ accuracy, "uniform": accuracy.mean(), "worst": accuracy.min()}
     return float(of_objective[objective])
@@ -69,7 +69,7 @@ class ForcedEvaluator:
         self.pad = pad_token_id
         self.batch_tokens = batch_tokens or BATCH_TOKENS
         self.reuse = can_reuse_prefixes(model)
-        # Of each example: the order in which its placements are read, and the tokens of the longest of them.
+        # For each example: the order of reading its placements, and the tokens of the longest one.
         self.orders = []
         self.lengths = []
         for row in questions:

@@ -14,12 +14,12 @@ from posgap.measurement.probe import Probe, response
 from posgap.scaling.questions import SearchQuestion, as_groups
 
 log = logging.getLogger(__name__)
-EXAMPLES = 8  # examples of which the model generates answers, at three placements each
+EXAMPLES = 8  # examples that the model answers freely, at three placements each
 
 
 class SpontaneousAnswers(NamedTuple):
-    """The responses of a model to some questions: how many responses `begin` with the tokens that would be forced,
-    and what else is seen of all of them."""
+    """A model's responses to some questions: how many `begin` with the tokens that would be forced, and further
+    findings on all of them."""
 
     begin: int
     probe: Probe
@@ -28,8 +28,8 @@ class SpontaneousAnswers(NamedTuple):
     def hindrance(self) -> str:
         """Says what the model does that forbids forcing, to follow "the model"; empty if forcing is sound.
 
-        It is sound where at least half as many responses begin with the forced tokens as are right, since a tie or two
-        make no difference. If none is right and none begins so, it is sound unless they share other first words.
+        It is sound if at least half as many responses begin with the forced tokens as are right, since a tie or two
+        make no difference. If none is right and none begins with them, it is sound unless they share other first words.
         """
         right = self.probe.right
         n = len(self.probe.responses)
@@ -53,8 +53,8 @@ def answer_freely(
     sampling: Sampling,
     target: str = "",
 ) -> SpontaneousAnswers:
-    """Has the model answer a few of `questions [E][P]`. `target` is what right responses begin with, before the
-    answer. Where the limit of tokens cuts most of them that is told."""
+    """Makes the model answer a few of `questions [E][P]` freely. `target` is the beginning of right responses, before
+    the answer. If the token limit cuts most of them, it says so."""
     asked = pick_few(questions)
     begin = 0
     responses = []

@@ -14,7 +14,7 @@ from posgap.mitigations.curves import Candidate, Curve
 
 log = logging.getLogger(__name__)
 FINALISTS = 3  # best candidates, which a search returns
-PATIENCE = 4  # generations without improvement after which a search ends
+PATIENCE = 4  # generations without improvement that end a search
 ELITE = 2  # best candidates, which survive a generation
 TOURNAMENT = 3  # candidates that compete to be a parent
 MUTATION = 0.25  # largest change of a control point by mutation
@@ -25,9 +25,9 @@ class Genetic:
     """A constrained genetic algorithm, posgap's own, after LPES.
 
     The `ELITE` best candidates, but never all, survive a generation. Parents are the winners of tournaments among
-    `TOURNAMENT` candidates. Each control point of a child lies between those of its parents, and with probability
-    `MUTATION_RATE` (but at least one point of each child) it moves by at most `MUTATION`. Bounds are the curve's.
-    The first generation is random, except for a flat curve at the lower bound.
+    `TOURNAMENT` candidates. Each control point of a child lies between its parents' points. With probability
+    `MUTATION_RATE` (but at least one point of each child) it moves by at most `MUTATION`. Bounds are the curve's. The
+    first generation is random, except for a flat curve at the lower bound.
     """
 
     def __init__(self, curve: Curve, n_layers: int, population: int, seed: int):
@@ -88,8 +88,8 @@ def search_genetically(
 ) -> BestCandidate:
     """Runs `generations` of `strategy`, and stops early after `patience` of them without improvement.
 
-    `score` returns the fitness of each candidate, or where time is over, of the first ones alone, which ends the
-    search. Of equally good candidates the first stays the best.
+    `score` returns the fitness of each candidate, or, if time is over, of the first ones alone, which ends the search.
+    Among equally good candidates the first stays the best.
     """
     best = BestCandidate(np.empty(0), (), -np.inf)
     since = 0

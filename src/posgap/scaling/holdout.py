@@ -1,7 +1,7 @@
-"""Examples that a search is kept from, and what the factors that it found gain on them.
+"""Sets aside held-out examples from a search, and measures the gain of its factors on them.
 
-The best of many candidates is the best partly by luck: on the examples that chose it, it gains more than it will on
-others (the winner's curse). Held-out examples tell by how much.
+The best of many candidates is the best partly by luck: on the examples that chose it, it gains more than on others (the
+winner's curse). Held-out examples tell how much more.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,10 +17,10 @@ _RESAMPLES = 1000
 
 
 def hold_out(examples: Sequence[AnyExample]) -> tuple[list[AnyExample], list[AnyExample]]:
-    """The examples to search on, in their order, and a `SHARE` of them, rounded down, that the search is kept from.
+    """Returns the examples to search on, in their order, and the held-out ones: a `SHARE` of all, rounded down.
 
-    Which these are follows from the digest of the examples' contents alone; those of the same content stay together. No
-    example is kept aside where it would be fewer than `MIN_EXAMPLES`.
+    The choice follows from the digest of the examples' contents alone; examples with the same content stay together. No
+    example is held out if there would be fewer than `MIN_EXAMPLES` of them.
     """
     of_each = [content_key(example) for example in examples]
     different = sorted(set(of_each))

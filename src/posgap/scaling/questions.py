@@ -20,23 +20,23 @@ class SearchQuestion(NamedTuple):
 
     @property
     def token_ids(self) -> list[int]:
-        """The tokens that teacher forcing reads: all but the response's last, whose output is not needed."""
+        """Returns the tokens that teacher forcing reads: all but the response's last, whose output is not needed."""
         return self.prompt + self.response[:-1]
 
 
 def one_right_response(builder: PromptBuilder, examples: Sequence[AnyExample], metric: str) -> bool:
-    """Whether every question has only one right response: a fixed wording, a single answer to each example, and a
-    metric that tells where it is right."""
+    """Returns whether every question has only one right response: a fixed wording, a single answer to each example, and
+    a metric that says when it is right."""
     has_one = bool(builder.task.slot_names) or all(len(example.answers) == 1 for example in examples)
     return builder.task.one_wording and has_one and bool(METRICS[metric].right_after)
 
 
 def right_response(builder: PromptBuilder, example: AnyExample, placement: Placement, metric: str) -> list[int]:
-    """Returns the token ids of the only right response: up to the end of its answer, or whole with its end token where
-    the metric's `right_after` is "end".
+    """Returns the token ids of the only right response: up to the end of its answer, or whole with its end token if the
+    metric's `right_after` is "end".
 
-    The end token is left out where strings end responses (`builder.stop`): a model without a chat template writes one
-    of these there, and goes on.
+    The end token is left out if strings end responses (`builder.stop`): a model without a chat template writes one of
+    these there, and goes on.
     """
     if METRICS[metric].right_after == "end":
         whole = builder.gold_response(example, placement)

@@ -16,7 +16,7 @@ from posgap.tasks.content import with_content_keys
 from posgap.tasks.examples import AnyExample
 
 SCALING_FILE = "scaling.json"
-MAX_UNLIKE = 0.05  # share of prompts at which forcing and generation may differ; in 32 bits an exact match never does
+MAX_UNLIKE = 0.05  # share of prompts at which forcing and generation may differ; exact matches in 32 bits never do
 
 
 class GeneratedFitness(Record):
@@ -38,7 +38,7 @@ class ForcingCheck(Record):
 
     @classmethod
     def from_scores(cls, forced: np.ndarray, generated: np.ndarray) -> "ForcingCheck":
-        """From scores of the same questions, in the same order: those by forcing, and those of what was generated."""
+        """Compares two lists of scores of the same questions, in the same order: by forcing, and by generation."""
         by_forcing = forced == 1
         spoken = generated == 1
         return cls(
@@ -141,13 +141,13 @@ def read_scaling(path: Path) -> Scaling:
 
 
 def write_scaling(scaling: Scaling, folder: Path) -> None:
-    """Writes a scaling into a folder, where `read_scaling` finds it."""
+    """Writes a scaling into a folder, for `read_scaling`."""
     write_json(folder / SCALING_FILE, scaling.model_dump(mode="json"))
 
 
 def write_scaled_model(model: Path, scaling: Scaling, out: Path) -> None:
-    """Copies a model folder into `out` with the factors in `config.json`, the scaling file, the examples that it was
-    searched on, and, unless whatever loads the folder applies the factors, a word in the model card of what does."""
+    """Copies a model folder into `out` with the factors in `config.json`, the scaling file, and the examples of the
+    search. If loaders do not apply the factors by themselves, a note in the model card says what does."""
     settings = LayerFactors(factors=scaling.factors)
     copy_with_mitigation(model, LPES, settings, training_examples(model).union(scaling.example_contents), out)
     write_scaling(scaling, out)

@@ -48,7 +48,7 @@ class Scores:
             self._load_scores(state)
 
     def __call__(self, candidates: Sequence[Candidate]) -> list[float]:
-        """Returns the fitness of each candidate, in their order; where time is over, of the first ones alone."""
+        """Returns the fitness of each candidate, in their order; if time is over, of the first ones alone."""
         new = [candidate for candidate in dict.fromkeys(candidates) if candidate not in self.right]
         if self.is_over is None:
             self._evaluate(new)

@@ -1,7 +1,7 @@
-"""The search of RoPE factors, one per layer: all of `scale search`, and what finds the settings of LPES in `mitigate`.
+"""Searches RoPE factors, one per layer: all of `scale search`, and the search for LPES' settings in `mitigate`.
 
-Right answers are forced upon the model, in one forward pass, where that shows what it would generate; elsewhere it
-generates its answers. `FactorSearch.find_factors` searches; `choose_as_generated` and `judge_aside` come after it.
+Right answers are forced upon the model, in one forward pass, if that predicts what it would generate; else it generates
+its answers. `FactorSearch.find_factors` searches; `choose_as_generated` and `judge_aside` come after it.
 """
 
 import gc
@@ -41,7 +41,8 @@ STATES = ("search.json", "generated.json")  # scores of the search, and of a sec
 
 @dataclass(frozen=True)
 class Backend:
-    """What generates answers: its name, and what opens it; None if the model that is in memory generates them."""
+    """The generator of answers: its name, and the function that opens it; None if the model in memory generates
+    them."""
 
     name: str
     open: Callable[[], Generator] | None
@@ -63,10 +64,10 @@ class FoundFactors:
 
 
 class FactorSearch:
-    """Searches RoPE factors, one per layer, under which a model answers examples best.
+    """Searches the RoPE factors, one per layer, with which a model answers examples best.
 
-    `aside` are examples that the search is kept from, on which its factors are judged. The model is loaded when it is
-    first needed, and `choose_backend` is called once answers are to be generated.
+    `aside` are held-out examples, which judge the factors. The model is loaded at its first use, and `choose_backend`
+    is called once answers are to be generated.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class FactorSearch:
         weights = position_weights([placement.positions[0] for placement in placements], settings.n_docs)
         self.fitness = partial(fitness, weights=weights, objective=settings.objective)
         given = [*examples, *aside]
-        # Whether right answers are forced. Turns False, here or in `find_factors`, where that misjudges the model.
+        # Whether right answers are forced. Turns False, here or in `find_factors`, if that misjudges the model.
         self.forces = one_right_response(builder, given, self.metric)
         questions = make_questions(builder, given, placements, self.metric, self.forces)
         model = load_config(settings.model)
@@ -112,7 +113,7 @@ class FactorSearch:
 
     @cached_property
     def generator(self) -> LayerGenerator:
-        """What generates answers: the model that others are forced upon, or where none are, the chosen backend."""
+        """The generator of answers: the model that forces others, or, if none are forced, the chosen backend."""
         if self.forces:
             log.info("right answers are forced upon a model of transformers, several candidates in a batch")
         opening = None if self.forces else self._chosen.open
@@ -142,11 +143,11 @@ class FactorSearch:
         on_generation: Callable[[dict[str, float]], None] = lambda row: None,
         is_over: Callable[[], bool] | None = None,
     ) -> FoundFactors:
-        """Searches. Turns `forces` off where forcing misjudges the model.
+        """Searches. Turns `forces` off if forcing misjudges the model.
 
-        Scores are kept in `folder` under that identity, so that an interrupted search goes on. If `is_over` returns
-        True before a candidate, the search ends. Raises `PosgapError` if the model answers no question rightly,
-        neither with the factors found nor without.
+        Scores are kept in `folder` under that identity, so an interrupted search resumes. If `is_over` returns True
+        before a candidate, the search ends. Raises `PosgapError` if the model answers no question rightly, neither with
+        the factors found nor without.
         """
         self._look_at_answers()
         found = self._search(folder / STATES[0], identity, on_generation, is_over)
@@ -193,7 +194,7 @@ class FactorSearch:
         return GenerationEvaluator(self.generator, questions, self.score, Sampling.for_builder(self.builder))
 
     def _look_at_answers(self) -> None:
-        """Has the model answer a few questions by itself, and gives forcing up where that misses its answers."""
+        """Makes the model answer a few questions freely, and gives forcing up if that misses its answers."""
         said = answer_freely(
             self.generator, self.questions, self.score, Sampling.for_builder(self.builder), target_of(self.builder)
         )
@@ -228,7 +229,7 @@ class FactorSearch:
         return FoundFactors(curve, scores, best.factors, best.finalists, best.history, evaluator.forward_passes)
 
     def _compare_with_generation(self, finalists: Sequence[Candidate]) -> ForcingCheck:
-        """Compares what forcing says of the finalists with what they generate, at a few questions."""
+        """Compares forcing's scores of the finalists with their generated answers, on a few questions."""
         some = pick_few(self.questions)
         compared = ForcingCheck.from_scores(
             self._forced_evaluator(some).correct(finalists), self._generation_evaluator(some).correct(finalists)

@@ -7,9 +7,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """How candidates vary, what is maximised, and how the model is asked. `curve` is a kind of curve, whose points lie
-    between `low` and `high`. `backend` is what was asked for to generate
-    answers, which may be "auto"; an empty `metric` is the task's own."""
+    """How candidates vary, what is maximised, and how the model answers. `curve` is a kind of curve with points between
+    `low` and `high`. `backend` is the requested generator of answers, and may be "auto"; an empty `metric` is the
+    task's own."""
 
     model: str
     n_docs: int

@@ -1,14 +1,13 @@
 """The vLLM plugin: a served model reads `posgap_rope_factors` from its config.json as transformers does.
 
-vLLM finds `register` through the entry point group `vllm.general_plugins`. Each layer's rotary embedding
-holds a table of cos and sin by position. After a model is loaded, layer l gets a table of its own with its
-frequencies divided by factor l. That equals dividing the positions, keeps the effect of the model's own
-`rope_scaling`, and changes nothing else in serving. Families that vLLM has no model of its own for (GPT-NeoX, OLMo,
-Phi, StarCoder2, ...) it serves by transformers' model, with attention of its own; that is scaled as transformers' is.
-`FactorSetter` changes the factors of a model that is served already, for a search.
-vLLM's internals are no public interface, so test_vllm.py compares log-probabilities with transformers'. Only vLLM
-and torch are imported here, and what scales transformers' models where such a model is served, because vLLM is
-installed in an environment of its own.
+vLLM finds `register` through the entry point group `vllm.general_plugins`. Each layer's rotary embedding holds a table
+of cos and sin by position. After a model is loaded, layer l gets a table of its own with its frequencies divided by
+factor l. That equals dividing the positions, keeps the effect of the model's own `rope_scaling`, and changes nothing
+else in serving. vLLM serves families without a model of its own (GPT-NeoX, OLMo, Phi, StarCoder2, ...) by transformers'
+model with vLLM's attention; that is scaled as transformers' is. `FactorSetter` changes the factors of a model that is
+served already, for a search. vLLM's internals are no public interface, so test_vllm.py compares log-probabilities with
+transformers'. vLLM is installed in an environment of its own, so this module imports only vLLM, torch and, if such a
+model is served, the scaling of transformers' models.
 """
 
 import copy
@@ -59,9 +58,9 @@ class FactorSetter:
     get_model: Callable[[], nn.Module]  # the worker's own
 
     def set_factors(self, factors: Sequence[float]) -> None:
-        """Puts factors `[L]` in force in a model whose layers have tables of their own.
+        """Sets factors `[L]` in a model whose layers have their own tables.
 
-        Tables are written where they are, since compiled code and CUDA graphs go on reading there.
+        Tables are written in place, since compiled code and CUDA graphs keep reading there.
         """
         model = self.get_model()
         inner = _transformers_model(model)
@@ -101,7 +100,7 @@ def scale_served_model(model: nn.Module, factors: Sequence[float], own_tables: b
 
 
 def _attentions(model: nn.Module) -> dict[int, Any]:
-    """The modules, by layer, whose rotary embedding holds a table."""
+    """Returns the modules, by layer, whose rotary embedding holds a table."""
     found = {}
     for name, module in model.named_modules():
         in_layer = _LAYER.search(f"{name}.")
@@ -137,8 +136,8 @@ def _scale_inner(inner: Any, factors: Sequence[float]) -> list[float]:
 
 
 def read_inner_factors(inner: Any) -> list[float]:
-    """The factor of each layer of a model of transformers that vLLM runs, read off the tables that its rotary embedding
-    makes for it at position 1."""
+    """Reads the factor of each layer of a transformers model in vLLM from the tables that its rotary embedding makes
+    for it at position 1."""
     config = inner.config.get_text_config()
     rope = config.rope_parameters or {}
     scaling = getattr(inner, "posgap_scaling", None)
