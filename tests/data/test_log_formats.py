@@ -89,6 +89,14 @@ FORMATS = {
         **ASKED,
         "results": [{"score": 1 - n / 9, "content": [{"type": "text", "text": t}]} for n, t in enumerate(TEXTS)],
     },
+    "OpenAI, search of a store": {
+        **ASKED,
+        "data": [{"score": 1 - n / 9, "content": [{"type": "text", "text": t}]} for n, t in enumerate(TEXTS)],
+    },
+    "RankLLM": {
+        "query": {"text": QUESTION, "qid": 3}, "answers": "north",
+        "candidates": [{"docid": n, "score": 1 - n / 9, "doc": {"contents": t}} for n, t in enumerate(TEXTS)],
+    },
     "OpenSearch": {**ASKED, "hits": {"hits": [{"_score": 1 - n / 9, "_source": p} for n, p in enumerate(passages())]}},
     "pgvector": {**ASKED, "rows": "", "documents": passages(distance=[0.1, 0.2, 0.3])},
     "Pinecone, Euclid": {**ASKED, "matches": [{"score": n, "metadata": p} for n, p in enumerate(passages())]},
@@ -138,6 +146,10 @@ FORMATS = {
     "MLflow": {
         "request": json.dumps({"question": QUESTION}), "response": "?", "expected_response": "north",
         "retrieved_context": passages(doc_uri="abc"), "expected_retrieved_context": [{"doc_uri": "b"}],
+    },
+    "MLflow, evaluation": {
+        "inputs": {"query": QUESTION}, "expectations": {"expected_response": "north"},
+        "outputs": {"response": "?", "retrieved_context": [{"doc_uri": "u", "content": text} for text in TEXTS]},
     },
     "NVIDIA RAG": {**ASKED, "citations": {"total_results": 3, "results": passages(score=[9, 8, 7])}},
     "Open WebUI": {**ASKED, "sources": [{"document": TEXTS[:2], "source": {}}, {"document": TEXTS[2:], "source": {}}]},
@@ -216,6 +228,14 @@ def test_rows_that_are_not_what_they_seem_are_faults_of_the_log(rows):
         read(*rows)
 
 
+def test_passages_whose_text_is_not_found_are_not_blamed_on_the_retriever():
+    row = {"query": QUESTION, "answers": "north", "candidates": [{"doc": {"segment": text}} for text in TEXTS]}
+    examples, report = read(row)
+    assert not examples and "--columns text=" in next(iter(report.left_out))
+    (example,), _ = read(row, columns={"text": "segment"})
+    assert [passage.relevant for passage in example.passages] == [False, True, False]
+
+
 def test_grades_by_id_may_stand_in_a_cell_of_text():
     (example,), _ = read({**ASKED, "passages": passages(id="abc"), "qrels": '{"a": 0, "c": 2}'})
     assert [passage.relevant for passage in example.passages] == [False, False, True]
@@ -260,6 +280,7 @@ def test_two_orders_are_asked_about(columns, listed):
         ({"rank": [2, 0, 1], "score": [0.1, 0.9, 0.5]}, False, [1, 2, 0]),
         ({"rank": [2, 0, 1], "score": [0.9, 0.1, 0.5]}, False, [1, 2, 0]),  # distances
         ({"score": [0.2, 0.9, 0.5], "rerank_score": [0.9, 0.8, 0.1]}, True, [0, 1, 2]),
+        ({"score": [0.2, 0.9, 0.5], "rrf_score": [0.03, 0.02, 0.01]}, True, [0, 1, 2]),
         ({"rank": [1, 2, 3], "score": [0.1, 0.2, 0.3]}, True, [0, 1, 2]),
         ({"score": [0.5, 0.5, 0.5]}, True, [0, 1, 2]),
         ({"position": [120, 3, 7]}, True, [0, 1, 2]),  # in the document
@@ -356,6 +377,7 @@ def test_a_prompt_beside_its_question_is_passed_over():
     "row",
     [
         {"answers": ["No Answer Present."]},
+        {"answers": ["I don't know."]},
         {"answers": ["Insufficient information."], "question_type": "null_query"},
         {"question_id": "7_abs"},
         {"is_impossible": True},

@@ -288,7 +288,7 @@ def _retrievals(row: Fields, queries: dict[str, Any], asked: Fields | None = Non
     own = {**_without(outputs, FIELDS["answers"]), **inputs, **_of_attributes(row.get("attributes"))}
     # A run that was called says itself what was retrieved; what is right stands in the one that called it: in its
     # reference outputs or beside them, since its own answer is what the chain said.
-    references = [as_mapping(row.get(name)) for name in ("reference_outputs", "reference")]
+    references = [as_mapping(row.get(name)) for name in ("reference_outputs", "reference", "expectations")]
     beside = {"answers": row.get("reference_outputs"), **_without(row, ("answer",))}
     accepted = reader.cell("answers", *references, {n: c for n, c in beside.items() if not isinstance(c, Mapping)})
     common = {"question": reader.find_question(own), "expected_answers": accepted}

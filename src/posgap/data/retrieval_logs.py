@@ -365,6 +365,8 @@ def _require_contrast(passages: Sequence[Passage], entry: LogEntry, way: str) ->
     """Raises `_LeftOutError` if the relevant passages tell nothing of positions."""
     if way == "answer" and {normalize(answer) for answer in entry.answers} <= {"yes", "no"}:
         raise _LeftOutError("answered by yes or no, which tells nothing of passages: they need labels or ids")
+    if entry.passages and not passages:
+        raise _LeftOutError("whose passages have no text: --columns text=NAME names its field")
     if not any(passage.relevant for passage in passages):
         if way == "answer" and all(is_sentence(answer) for answer in entry.answers):
             what = "whose answer is a sentence that no passage holds word for word: give short answers, or label"
