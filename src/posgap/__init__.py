@@ -1,8 +1,8 @@
 """posgap measures, closes and gates the position gap of long-context language models.
 
-`sweep`, `examples`, `load` and `gate` are described in docs/library.md. `load_model(path)` loads
-a Hugging Face folder or a registered version, `models:/name@champion`, scaled where it is a scaled model;
-`scale_model(model)` does as much for a model that transformers loaded.
+`sweep`, `examples`, `load` and `gate` are described in docs/library.md. `load_model(path)` loads a Hugging Face folder
+or a registered version, `models:/name@champion`, with its scaling if it has one; `scale_model(model)` applies the
+scaling to a model that transformers loaded.
 """
 
 import importlib

@@ -116,22 +116,22 @@ def sweep(
 ) -> SweepResult | LengthsResult:
     """Asks a model every example with the gold documents at every position, and returns the accuracy at each.
 
-    `model` is a model of transformers in memory, with its `tokenizer`, or a pipeline of both; a Hugging Face folder, a
-    name on the hub, or a version in MLflow's registry, `models:/name@champion`; or the address of an OpenAI-compatible
-    endpoint, `http://...`, where `name` among the options says which of its models, if it has several; or a function,
-    sync or async, that answers a prompt, or a `question` with `passages` (docs/applications.md). `examples` is whatever
+    `model` is a transformers model in memory, with its `tokenizer`, or a pipeline of both; a Hugging Face folder, a
+    name on the hub, or a version in MLflow's registry, `models:/name@champion`; the address of an OpenAI-compatible
+    endpoint, `http://...`, with the option `name` for the model if it serves several; or a function, sync or async,
+    that answers a prompt, or a `question` with `passages` (docs/applications.md). `examples` is whatever
     `posgap.examples` takes, or the number of examples to make for the task. `task` defaults to rag for retrieved
     passages, else kv. `options` are those of `posgap sweep`, by their names in Python: `n_docs`, `positions`, `limit`,
     `metric`, `max_new_tokens`, `system`, `temperature`, `samples`, `label`, `batch_tokens`, ... Several `lengths`, like
     `["1k", "4k"]`, make a map of accuracy by length and depth, a `LengthsResult`.
 
-    A model in memory is asked where it is, and is as before afterwards. Nothing is written: for a sweep that goes on
-    after an interruption use the command `posgap sweep`, and `posgap.load` for what it wrote.
+    A model in memory stays on its device, and is unchanged afterwards. Nothing is written: for a sweep that can resume
+    after an interruption use the command `posgap sweep`, and `posgap.load` for its output.
 
     Standard error shows how many prompts there are, the progress, and the time left; with `quiet` only warnings.
     If the logger "posgap" has a handler or a level already, these lines go there, and only there.
 
-    Raises `PosgapError` for bad input, and where more prompts went unanswered than `max_unanswered` percent.
+    Raises `PosgapError` for bad input, and if more than `max_unanswered` percent of the prompts went unanswered.
     """
     unknown = sorted(set(options) & set(_SAID_OTHERWISE))
     if unknown:
@@ -265,7 +265,7 @@ def _is_nan(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """The value with lists in place of numpy's arrays, in which frames keep them."""
+    """Returns the value with lists instead of numpy arrays, which data frames hold."""
     value = value.tolist() if hasattr(value, "tolist") else value
     return [_plain(part) for part in value] if isinstance(value, list) else value
 
@@ -304,8 +304,8 @@ def _parts(model: Any, tokenizer: Any) -> tuple[Any, Any]:
 
 
 class _Model(NamedTuple):
-    """A model to be asked: the config that names it, the builder of its prompts, what is known of it, and what opens
-    it, as `SweepRun.run` takes that."""
+    """A model to be asked: its config, the builder of its prompts, what is known of it, and the function that opens it
+    for `SweepRun.run`."""
 
     config: SweepConfig
     builder: TextPromptBuilder
@@ -353,12 +353,12 @@ def _in_memory(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", c
 
 
 def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrainedModel":
-    """A causal language model, scaled where it is a scaled one, in evaluation mode, on the CPU.
+    """Loads a causal language model, with its scaling if it has one, in evaluation mode, on the CPU.
 
     `path` is a Hugging Face folder, a name on the hub, or a version in MLflow's registry, `models:/name@champion` or
     `models:/name/3`. `dtype` of its parameters: "auto" is the precision of a registered version's sweep, else bfloat16
     on a GPU and float32 elsewhere; "stored" is the file's. `compute` is the precision of the arithmetic if autocast
-    makes it another.
+    changes it.
 
     Raises `PosgapError` if there is no such model, or its weights are damaged.
     """

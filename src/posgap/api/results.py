@@ -94,9 +94,9 @@ class SweepResult:
 
     @cached_property
     def frame(self) -> "pandas.DataFrame":
-        """A row a response: `id` of the example, `placement` as text, `sample`, `response`, `correct` from 0 to 1,
-        `outcome` ("answered", or why not), `cut`, `echo`, `others`, `thoughts` and `reason`, as docs/formats.md
-        has them; and `position`, where there is one gold document."""
+        """Returns a row for each response: `id` of the example, `placement` as text, `sample`, `response`, `correct`
+        from 0 to 1, `outcome` ("answered", or why not), `cut`, `echo`, `others`, `thoughts` and `reason`, as in
+        docs/formats.md; and `position`, if there is one gold document."""
         pd = import_extra("pandas")
         swept = swept_rows(self.predictions)
         rows = [
@@ -203,8 +203,8 @@ class LengthsResult:
         return pd.DataFrame(rows)
 
     def effective(self, most_gap: float | None = None) -> EffectiveLength:
-        """Returns the longest length up to which the gap is at most this many points, with its bounds; by default the
-        sweep's `most_gap`."""
+        """Returns the longest length with a gap of at most this many points at it and every shorter length, with its
+        bounds; by default the sweep's `most_gap`."""
         most_gap = self.figures.effective.most_gap if most_gap is None else most_gap
         return effective_length(self.figures.tokens, [each.correct for each in self._evidence], most_gap)
 

@@ -1,1 +1,1 @@
-"""What can be typed: one file a verb, and what several share."""
+"""Options of verbs: one file a verb, and the shared ones."""

@@ -21,7 +21,7 @@ from posgap.foundation.locations import last_name
 from posgap.foundation.redaction import HIDDEN, redact_value
 from posgap.foundation.registry import SECRET, WITHOUT_EFFECT
 
-NO_PARAMETERS = ("force", "estimate")  # what is done anew, or not at all, which changes no output
+NO_PARAMETERS = ("force", "estimate")  # repeats the work, or does none; neither changes an output
 _UNWRITABLE = re.compile(r"[\x00\ud800-\udfff]")
 MAX_INTEGER = 2**32 - 1  # of whole numbers; numpy takes no larger seed
 
@@ -29,7 +29,7 @@ MAX_INTEGER = 2**32 - 1  # of whole numbers; numpy takes no larger seed
 class Config(BaseModel):
     """The base of every verb's config. Its numbers are finite, and its texts can be written down.
 
-    `named_by` has the fields whose values name a folder in `runs`, where `out` is left out on the command line.
+    `named_by` has the fields whose values name the folder in `runs` if the command line has no `out`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
@@ -53,12 +53,12 @@ class Config(BaseModel):
 
     @classmethod
     def must_be_said(cls, name: str) -> bool:
-        """Whether the command line must give a field a value: it has no default, and no folder in `runs`."""
+        """Returns whether the command line must give a field a value: it has no default, and no folder in `runs`."""
         return cls.model_fields[name].is_required() and not (name == "out" and cls.named_by)
 
     @classmethod
     def shown_defaults(cls) -> dict[str, str]:
-        """Returns help's words for the default of fields that another field decides where they are left empty."""
+        """Returns help's words for the default of fields whose empty value another field decides."""
         return {}
 
     @classmethod
@@ -78,7 +78,8 @@ class Config(BaseModel):
         return [name for name, field in cls.parameters().items() if WITHOUT_EFFECT not in field.metadata]
 
     def in_runs(self, verb: str) -> Path:
-        """The folder in `runs` for the output, named by the verb and by those of `named_by` that are no defaults."""
+        """Returns the output's folder in `runs`, named after the verb and the fields of `named_by` that are no
+        defaults."""
         words = [verb]
         for name in self.named_by:
             value = getattr(self, name)

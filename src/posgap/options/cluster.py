@@ -20,7 +20,8 @@ _AMOUNTS = ("cpu", "memory", "shared_memory", "scratch")
 
 
 class PoolConfig(Config):
-    """A kind of nodes, and the resources that a step on them requests: with accelerators so much for each of them."""
+    """A kind of nodes, and the resources that a step on them requests; with accelerators, the amount for each of
+    them."""
 
     nodes: dict[str, str] = Field(description="labels of the nodes; empty: any node")
     tolerations: list[dict[str, str | int]] = Field([], description="taints of these nodes that steps tolerate")
@@ -65,8 +66,8 @@ _HOUR = 3600
 class ClusterConfig(Config):
     """What a compiled pipeline assumes about the cluster; infra/kubernetes sets up such a cluster.
 
-    `small` is for steps that look at files and never at weights, `promote` for the one that has the model answer on
-    CPUs before it serves: in float32 a model of seven billion parameters takes 28 GB. `cpu` is for the others.
+    `small` is for steps that look at files and never at weights. `promote` is for the step in which the model answers
+    on CPUs before it serves: in float32 a model of seven billion parameters takes 28 GB. `cpu` is for the others.
     """
 
     train: PoolConfig = PoolConfig(

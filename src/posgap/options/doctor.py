@@ -10,8 +10,8 @@ from posgap.options.verb import Verb
 
 
 class DoctorConfig(Config):
-    """Says what this machine can do, and for what is missing how to mend it. Exit code 1: something that is configured
-    does not work.
+    """Says what this machine can do, and how to install or repair what is missing. Exit code 1: something that is
+    configured does not work.
 
     With --model it prints instead the RoPE factors that a loaded model applies, layer by layer, beside its config's.
     """

@@ -21,7 +21,8 @@ from posgap.tasks.metrics import METRICS
 if TYPE_CHECKING:
     from posgap.tasks.prompts import TextPromptBuilder
 
-# Parameters that decide results but no response, and those of filling and mitigation, which the prompts' digest has.
+# Parameters that decide results but no response, and those of filling and mitigation, which the prompts' digest
+# includes.
 _NOT_OF_RESPONSES = {"metric", "limit", "label", "keep_incorrect", "guards"}
 _NOT_OF_RESPONSES |= {"lengths", "depths", "most_gap", "mitigation", "mitigation_settings"}
 
@@ -114,11 +115,11 @@ class BackendConfig(GenerationConfig):
         )
 
     def response_key(self) -> dict[str, Any]:
-        """The parameters that decide responses, but those that show in the prompts' digest."""
+        """The parameters that decide responses, except those that the prompts' digest includes."""
         return {name: getattr(self, name) for name in self.cache_key_fields() if name not in _NOT_OF_RESPONSES}
 
     def asking(self) -> AskingSettings:
-        """Who answers, and what names the answers."""
+        """Returns which model answers, and how its answers are named."""
         return AskingSettings(self.access(), self.metric, self.examples, self.out, self.response_key())
 
     def builder(self) -> "TextPromptBuilder":

@@ -17,8 +17,8 @@ from posgap.options.verb import Verb
 class PipelineCompileConfig(KfpConfig, _OneOfOurs):
     """Compiles a pipeline to YAML, for upload in the KFP UI, or uploads it to a KFP server as a version.
 
-    With a file it says what a run would ask of the cluster, and always what looks wrong in that.
-    What is there already is not uploaded again.
+    With a file it says what a run would request from the cluster, and warns of what looks wrong. What is there already
+    is not uploaded again.
     """
 
     out: Annotated[Local | None, Role.OUTPUT, BeforeValidator(location_if_any), OnThisMachine] = Field(

@@ -53,7 +53,7 @@ class _PromptFields(StageConfig):
     @model_validator(mode="before")
     @classmethod
     def _task_of_examples(cls, values: Any) -> Any:
-        """Where no task is given, a retrieval log on this machine is for rag."""
+        """If no task is given, a local retrieval log is for rag."""
         examples = values.get("examples") if isinstance(values, dict) else None
         if not examples or "task" in values or not Path(str(examples)).exists():
             return values
@@ -69,5 +69,5 @@ class PromptConfig(FramingParameters, _PromptFields):
         return Wording(self.task, PromptOrder(self.question, self.shuffle), self.framing())
 
     def limits(self) -> ResponseLimits:
-        """Where responses end."""
+        """Returns the limits that end responses."""
         return ResponseLimits(self.max_new_tokens)

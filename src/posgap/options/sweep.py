@@ -43,7 +43,7 @@ class SweepScope(Parameters):
 
 
 class Mitigating(Parameters):
-    """By which mitigation of prompts a model is asked."""
+    """Returns the mitigation of prompts that a model is asked with."""
 
     mitigation: PromptMitigationName = Field(
         "",
@@ -133,8 +133,8 @@ class SweepConfig(
         return self
 
     def parameter_values(self) -> dict[str, Any]:
-        """The plain parameters; those of a mitigation, and guards, only if there are any, so that a sweep without them
-        is the same as before these existed."""
+        """Returns the plain parameters; those of a mitigation, and guards, only if there are any, so a sweep without
+        them equals one from before they existed."""
         known = super().parameter_values()
         without = {*([] if self.mitigation else Mitigating.model_fields), *([] if self.guards else ["guards"])}
         return {name: value for name, value in known.items() if name not in without}
@@ -150,13 +150,13 @@ class SweepConfig(
             if each.name in type(self).model_fields
         }
         recorded = super().parameter_values()
-        del recorded["guards"]  # on which none of its figures depends
+        del recorded["guards"]  # none of its figures depends on these
         return SweepSettings(access=self.access(), response_key=self.response_key(), recorded=recorded, **own)
 
     @classmethod
     def cache_key_fields(cls) -> list[str]:
-        """The names of the parameters that decide the figures; the bound of what goes unanswered only decides whether
-        there are any."""
+        """Returns the names of the parameters that decide the figures; the limit on unanswered prompts only decides
+        whether there are any."""
         return [name for name in super().cache_key_fields() if name != "max_unanswered"]
 
 
@@ -189,7 +189,7 @@ class SweepVerbConfig(SweepConfig):
     @model_validator(mode="before")
     @classmethod
     def _of_a_batch(cls, values: Any) -> Any:
-        """Requests go to an endpoint whose address posgap need not know."""
+        """Requests go to an endpoint; posgap need not know its address."""
         if not isinstance(values, Mapping) or is_function(values.get("model")):
             return values
         if values.get("requests") and values.get("answers"):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from posgap.options.base import Config
 from posgap.options.verb import Verb
 
-# What `posgap --help` lists, and in how few words; the rest is under `--help-all`, what only pipelines run last.
+# The verbs in `posgap --help`, with few words; the rest is under `--help-all`, verbs that only pipelines run last.
 FIRST = {
     "sweep": "measure accuracy at every position, and the gap",
     "check": "sweep a model and judge it, for CI",
@@ -72,12 +72,12 @@ VERBS = _Verbs()
 
 
 def stage_config(name: str) -> type[Config]:
-    """Returns the options of the stage whose files are called `name`."""
+    """Returns the options of the stage with the files `name`."""
     verb = importlib.import_module(f"posgap.options.{name}").VERB
     return verb.stage_config or verb.config
 
 
 def work_of(words: str) -> str:
-    """Returns where a verb's recipe is, as "module:function"."""
+    """Returns the place of a verb's recipe, as "module:function"."""
     name = file_name(words)
     return f"posgap.verbs.{name}:{name}"

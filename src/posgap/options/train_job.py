@@ -61,7 +61,7 @@ class TrainJobConfig(_TrainingInputs):
 
     @classmethod
     def nest(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Puts those of `options` that are of `distill` alone into its object."""
+        """Moves the `options` that belong to `distill` alone into its object."""
         own = {name: value for name, value in options.items() if name in cls.model_fields}
         of_distill = {name: value for name, value in options.items() if name not in own}
         return own | {"distill": of_distill}

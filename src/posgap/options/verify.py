@@ -13,8 +13,8 @@ from posgap.options.verb import Verb
 
 
 class VerifyConfig(Config):
-    """Compares outputs, and what they were made from, with their manifests, by sha256, and judges again where a
-    folder is of `gate`. Exit code 1: something differs."""
+    """Compares outputs, and what they were made from, with their manifests, by sha256, and judges the verdict of `gate`
+    again if a folder has one. Exit code 1: something differs."""
 
     folders: Annotated[InputPaths, POSITIONAL] = Field(min_length=1, description="folders that stages wrote")
 
