@@ -1,1 +1,1 @@
-"""What Python users call."""
+"""The Python API."""

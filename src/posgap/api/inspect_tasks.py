@@ -1,4 +1,4 @@
-"""The task `posgap/position` of Inspect, which asks what `posgap sweep` asks of any model that Inspect knows.
+"""The task `posgap/position` for Inspect: it asks any model that Inspect knows the questions of `posgap sweep`.
 
 Inspect finds it by the package's entry points, and imports nothing else of posgap.
 """

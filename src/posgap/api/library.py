@@ -1,7 +1,7 @@
 """posgap in Python: a sweep of a model in memory, on disk, on the hub, in the registry or behind an endpoint.
 
-These functions ask, score, judge and draw by the same code as the stages of the command line. They write nothing but
-what they are told to, and track nothing in MLflow.
+These functions ask, score, judge and draw by the same code as the stages of the command line. They write only what they
+are told to, and track nothing in MLflow.
 """
 
 import math

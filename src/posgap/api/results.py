@@ -1,4 +1,4 @@
-"""What `posgap.sweep` and `posgap.load` return: a sweep to look at, to compare and to keep."""
+"""The results of `posgap.sweep` and `posgap.load`: a sweep to look at, to compare and to keep."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -131,9 +131,9 @@ class SweepResult:
         return path
 
     def compare(self, other: "SweepResult", *, allow: Sequence[str] = ()) -> "ComparisonResult":
-        """How `other` differs from this sweep, of the same examples asked in the same way.
+        """Compares `other` with this sweep; both must have the same examples and settings.
 
-        `allow` names what may be asked otherwise, like `["template"]`. Raises `PosgapError` if more is.
+        `allow` names the settings that may differ, like `["template"]`. Raises `PosgapError` if more is.
         """
         evidence = with_distinct_labels([self._evidence("this"), other._evidence("other")])
         swept = [each._swept()._replace(sweep=own.sweep) for each, own in zip((self, other), evidence)]
@@ -265,7 +265,7 @@ class ComparisonResult:
 
     @property
     def verdict(self) -> str:
-        """What the intervals say, in words."""
+        """The verdict of the intervals, in words."""
         return self.figures.differences[0].verdict
 
     @property

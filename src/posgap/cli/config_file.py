@@ -62,7 +62,7 @@ def words_of(ctx: click.Context) -> str:
 
 
 def _take(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
-    if not value or ctx.resilient_parsing:  # a shell asks what could come next
+    if not value or ctx.resilient_parsing:  # a shell asks for completions
         return
     sections = _read_sections(value)
     verb = words_of(ctx)

@@ -64,7 +64,7 @@ log = logging.getLogger(__name__)
 
 
 def _click_type(info: FieldInfo) -> dict[str, Any]:
-    """How click takes a field: the type it checks; what pydantic parses itself stays text."""
+    """Returns click's type for a field: the type it checks; values that pydantic parses itself stay text."""
     annotation = info.annotation
     registered = choices_of(info)
     if registered:

@@ -71,9 +71,9 @@ def _mt_bench(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
     """Yields (row, example) of judgments as MT-Bench has them (Zheng et al. 2023, `lmsys/mt_bench_human_judgments`):
     `question_id, model_a, model_b, winner, conversation_a, conversation_b, turn`.
 
-    What several judged is one example, at the row of the first judgment: the answer that most of them preferred is the
-    gold document. If as many, or more, called it a tie, or preferred the other, None is yielded. An answer in the
-    second turn is what was said after the first question, all of it.
+    Several judgments of the same pair make one example, at the row of the first judgment: the answer that most judges
+    preferred is the gold document. If as many, or more, called it a tie, or preferred the other, None is yielded. An
+    answer in the second turn is what was said after the first question, all of it.
     """
     judgments: dict[tuple, tuple[int, str, dict[str, str], Counter[str]]] = {}
     for number, row in rows:
@@ -100,7 +100,7 @@ def _mt_bench(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
 
 
 def _conversation_text(conversation: Sequence[_Turn], turn: int) -> str:
-    """What a model answered up to a turn, after the first question."""
+    """Returns a model's answers up to a turn, after the first question."""
     reply, *later = conversation[1 : 2 * turn]
     spoken = [f"{'Question' if said.role == 'user' else 'Answer'}: {said.content}" for said in later]
     return "\n\n".join([reply.content, *spoken])
@@ -228,7 +228,7 @@ LAYOUTS = {
     ),
     "mt-bench": Layout(_mt_bench, (frozenset({"conversation_a", "conversation_b", "winner"}),)),
     "reward-bench": Layout(_reward_bench, (frozenset({"prompt", "chosen", "rejected"}),)),
-    # Answers in a list, beside a label, stand in retrieval logs too.
+    # Answers in a list, beside a label, also occur in retrieval logs.
     "comparisons": Layout(_comparisons, (frozenset({"question", "response_a", "response_b", "label"}),)),
 }
 

@@ -14,7 +14,7 @@ from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.files import parse_as, read_rows
 from posgap.tasks.examples import Document, Example, Texts
 
-PARTS = 20  # of a document, as many as a prompt has documents unless somebody says otherwise
+PARTS = 20  # of a document, by default as many as a prompt has documents
 # Where a text may be cut, the best place first: between paragraphs, sentences and words.
 _BORDERS = (r"\n\s*\n", r"(?<=[.!?])\s+", r"\s+")
 

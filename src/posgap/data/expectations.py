@@ -64,7 +64,7 @@ def answering_distractors(examples: list[AnyExample], metric: str) -> dict[str, 
 
 def _gold_holds_answer(example: AnyExample) -> bool:
     if isinstance(example, RankedExample) and example.relevance != "answer":
-        return True  # somebody judged that these passages answer, in whatever words
+        return True  # a judge found that these passages answer, in whatever words
     if is_yes_or_no(example):
         return True  # a judgement on the documents, which no document contains word for word
     documents = " ".join(f"{document.title} {document.text}" for document in example.gold)
@@ -139,7 +139,7 @@ def run_expectations(table: "pd.DataFrame", suite: list) -> dict:
 
 
 def _outcome_of_rule(result, examples: int) -> dict:
-    """What was expected of a column, and the rows that it fails in: id, line and value of each."""
+    """Returns the expectation on a column, and the rows that fail it: id, line and value of each."""
     config = result.expectation_config
     details = result.to_json_dict()["result"]
     column = config.kwargs["column"]

@@ -1,4 +1,4 @@
-"""What `posgap data make` makes: each kind of synthetic data, and distractors for questions that have none."""
+"""The data that `posgap data make` makes: each kind of synthetic data, and distractors for questions without any."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""What became of the questions of an imported file, of whatever format: counts, and the lines that say them."""
+"""Reports the result of importing a file of any format: counts, and the lines that state them."""
 
 import logging
 from collections import Counter

@@ -140,7 +140,7 @@ def read_dpr(path: Path) -> Iterator[tuple[int, Example | None]]:
 
 
 def _documents(passages: Iterable["_Passage | _OwnDocument | _Paragraph"]) -> list[Document]:
-    """What of these passages stands in prompts."""
+    """Returns the passages that prompts show."""
     return [Document(title=passage.title, text=passage.text) for passage in passages]
 
 

@@ -114,7 +114,7 @@ def draw_batch(
 
     Returns `input_ids [B, T]` and `labels [B, T]`. Labelled are the second key digit, the value and the end token of
     each question, unless the same question was asked before in that prompt. `questions=None` asks for every record
-    once, in random order; otherwise that many records are drawn with probabilities `weights [n]`, by default evenly.
+    once, in random order; otherwise it draws that many records with probabilities `weights [n]`, by default evenly.
     """
     keys = torch.rand(batch, 256, generator=rng).topk(n, dim=1).indices
     values = torch.randint(16, (batch, n), generator=rng)

@@ -309,7 +309,7 @@ def _rename_folder(partial: Path, complete: Path) -> None:
 
 
 def _first_reason(error: BaseException) -> str:
-    """Returns what went wrong first, in a line; torch has it by process."""
+    """Returns the first error in a line; torch has them by process."""
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
     return str(error).splitlines()[0]

@@ -1,4 +1,4 @@
-"""What held-out examples and plain text say of a model while it trains. Nothing is generated: the model reads the gold
+"""Measures held-out examples and plain text while a model trains. Nothing is generated: the model reads the gold
 answers, as in training."""
 
 from collections import defaultdict

@@ -31,7 +31,7 @@ PROBE_TOKENS = 128
 
 @dataclass(frozen=True)
 class Origin:
-    """What a training began with, and how its result is written: the base's folder or name, the rank of adapters (0:
+    """The start of a training, and how its result is written: the base's folder or name, the rank of adapters (0:
     none), the precision of the file ("auto": the base's), the seed of rounding, and whether its steps are kept."""
 
     model: str
@@ -100,7 +100,7 @@ def export(origin: Origin, trained: TrainedModel, tokenizer: PreTrainedTokenizer
             "export: rounding to %s changes the logits by %.2g of their standard deviation; sweep what was written, or "
             "give --export-dtype float32", dtype_name(dtype), difference,
         )  # fmt: skip
-    del model  # so that there is one model in memory at a time, beside what is stored
+    del model  # so that memory holds one model at a time, besides the stored weights
     save_model(base.to(dtype), tokenizer, out, dict(stored.state))  # type: ignore[arg-type]  # mypy misreads transformers' `to`
     del base
     written = load_model(str(out), "float32")  # it refuses weights that are missing, or left over

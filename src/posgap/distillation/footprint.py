@@ -38,8 +38,8 @@ _UNMASKED = "posgap-unmasked"
 # Bytes of each trained parameter, and of AdamW's two means of it, that are copied to be written beside training; one of
 # these kinds is there twice more while it is written, which was seen.
 CHECKPOINT = (3 + 2) * 4
-# What torch's counter of operations does not know: a product that is added in place, and a CPU's attention, by the
-# shapes of query, key and value.
+# Operations that torch's counter does not know: a product that is added in place, and a CPU's attention, by the shapes
+# of query, key and value.
 OPERATIONS: dict[Any, Any] = {
     torch.ops.aten.addmm_: lambda total, a, b, *_, **__: 2 * a[0] * a[1] * b[1],
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (

@@ -25,7 +25,7 @@ def beneath_adapters(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Linear]]:
 
 
 def keep_in_bfloat16(model: PreTrainedModel) -> None:
-    """Keeps in bfloat16 what stands beneath adapters and is made of bfloat16's numbers, as in files of that precision.
+    """Keeps the weights beneath adapters in bfloat16 if bfloat16 can hold them exactly, as for files of that precision.
 
     For training that computes in bfloat16 by autocast, which rounds weights to it for each product: no number of the
     training is another, and neither the rounded weights nor the exact ones take memory.

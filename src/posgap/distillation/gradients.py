@@ -18,7 +18,7 @@ TINY = 1e-12
 class Gradient:
     """The gradient of a step, summed over micro-batches and processes.
 
-    What is accumulated can be multiplied by a factor later, as `scale` says: the factors are kept as a number, and
+    The accumulated gradient can be multiplied by a factor later, as `scale` says: the factors are kept as a number, and
     the gradient itself is multiplied once, before it is clipped.
     """
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from posgap.distillation.batches import Batch
 from posgap.foundation.errors import PosgapError
 
-# What the logits of some families are multiplied by, from the text model's configuration; by the beginning of its type.
+# The factor of some families' logits, from the text model's configuration; by the beginning of its type.
 _FACTORS: dict[str, Callable[[Any], float]] = {
     "cohere": lambda config: config.logit_scale,
     "falcon_h1": lambda config: config.lm_head_multiplier,

@@ -1,4 +1,4 @@
-"""What a training's history says of held-out examples and plain text: the names of figures, the best step, a line."""
+"""Reads held-out examples and plain text from a training's history: the names of figures, the best step, a line."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -56,8 +56,8 @@ class Movement(NamedTuple):
 
     @property
     def of_the_paper(self) -> float:
-        """By how much a layer's output can change, beside what it can in the paper's run. If all weights move
-        together, an output moves by the reach times the square root of the width, beside its size."""
+        """How far a layer's output can change, relative to the paper's run. If all weights move together, an output
+        moves by the reach times the square root of the width, beside its size."""
         papers = _PAPER_REACH * sqrt(_PAPER_WIDTH) / TYPICAL_WEIGHT
         return self.of_a_weight * sqrt(self.width) / papers
 

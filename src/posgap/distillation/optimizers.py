@@ -12,7 +12,7 @@ MAX_GRAD_NORM = 1.0  # longer gradients are clipped, as the Hugging Face Trainer
 
 def adamw(parameters: Iterable[Tensor], learning_rate: float) -> torch.optim.AdamW:
     """torch's AdamW without weight decay, in one kernel a parameter, on a GPU as on a CPU; its step needs no memory
-    beside what it keeps."""
+    besides its state."""
     return torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.0, fused=True)
 
 

@@ -1,5 +1,5 @@
-"""What a run of `distill` would take on given GPUs or a CPU, and which options let it fit: from the model's config
-alone."""
+"""Plans what a run of `distill` would take on given GPUs or a CPU, and which options let it fit, from the model's
+config alone."""
 
 import logging
 from collections.abc import Callable, Iterator

@@ -24,7 +24,7 @@ from posgap.foundation.launch import gather_from_all
 from posgap.models.memory import give_back_freed
 
 T = TypeVar("T")
-# What a launcher may ask for that posgap does not train under, by the end of its variable.
+# Launcher settings that posgap does not train with, by the end of their variable.
 _REFUSED = {"FSDP": "FSDP", "MEGATRON_LM": "Megatron-LM", "PARALLELISM_CONFIG": "parallelism"}
 _DIVIDED = "and each gradient would be divided by it: posgap parts a step by --micro-batch-tokens"
 
@@ -59,7 +59,7 @@ def accelerator(mixed: bool = False, deepspeed: str = "") -> Accelerator:
 
 
 def _is_asked_for(what: str) -> bool:
-    """Whether `accelerate launch` asks for a way to train, by its variables."""
+    """Returns whether `accelerate launch` requests a way to train, by its variables."""
     return os.environ.get(f"ACCELERATE_USE_{what}", "false").lower() in ("1", "true", "yes")
 
 
@@ -89,8 +89,8 @@ def _destroy_group() -> None:
 def deepspeed_settings(name: str, mixed: bool) -> dict:
     """Returns the DeepSpeed configuration for this training: `zero2` or `zero3` of infra/deepspeed, or a JSON file.
 
-    What a file leaves open ("auto") is filled, or left to DeepSpeed's default. Sizes of batches, which are posgap's
-    matter, are not taken over. Raises `PosgapError` if the file says otherwise than posgap's options.
+    Settings that a file leaves open ("auto") are filled, or left to DeepSpeed's default. Sizes of batches, which are
+    posgap's matter, are not taken over. Raises `PosgapError` if the file says otherwise than posgap's options.
     """
     ours = files("posgap.deepspeed") / f"{name}.json"
     if not ours.is_file() and not Path(name).is_file():
@@ -215,7 +215,7 @@ def trained_parameters(model: torch.nn.Module, accelerator: Accelerator) -> dict
 
 
 def by_deepspeed(accelerator: Accelerator) -> bool:
-    """Whether DeepSpeed trains: processes then share what it keeps, and wait for each other in every forward and
+    """Returns whether DeepSpeed trains: processes then share its state, and wait for each other in every forward and
     backward pass."""
     return accelerator.state.deepspeed_plugin is not None
 

@@ -1,4 +1,4 @@
-"""What rounding alone makes of the divergence that is trained: below it a gradient is noise.
+"""The part of the trained divergence that rounding alone makes: below it a gradient is noise.
 
 On SmolLM2 the gradient of a KL above bfloat16's floor has a cosine of 0.9 or more with float32's gradient; at a
 hundredth of the floor it may have any.

@@ -21,7 +21,7 @@ PARAMETERS = "parameters"
 MEANS = ("exp_avg", "exp_avg_sq")
 KINDS = (PARAMETERS, *MEANS, "step")  # as the first part of a name
 State = dict[str, Tensor]
-# What ZeRO's stages and its optimizer for bfloat16 call their flat partitions.
+# The names of the flat partitions in ZeRO's stages and in its optimizer for bfloat16.
 _FLAT = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
 
 

@@ -41,7 +41,7 @@ def _raise_stop(signum: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def resumable(after_ctrl_c: bool = True) -> Iterator[None]:
-    """Within the block what is done is kept, and whoever stops it is told that the same command goes on from there.
+    """Keeps finished work within the block; if the user stops it, says that the same command resumes from there.
 
     A block that keeps it at SIGTERM alone says so by `after_ctrl_c`. Around a whole function: `@resumable()`.
     """

@@ -19,7 +19,8 @@ from posgap.foundation.errors import Malformed, TooLarge
 DEPTH = 200  # levels of nesting; fixed in pydantic-core's parser
 MAX_INTEGER = 2**63 - 1  # of whole numbers, either side of 0
 _BOM = b"\xef\xbb\xbf"
-# What can be a whole number beyond LARGEST, or one that overflows to infinity; it can be text too.
+# Text that may be a whole number beyond LARGEST, or a number that overflows to infinity; it can also be inside a
+# string.
 _PERHAPS_TOO_LARGE = re.compile(rb"[0-9]{19}|[0-9.][eE]\+?[0-9]{3}")
 # A string, perhaps without its end if the buffer ends there, or a bracket.
 _TOKEN = re.compile(rb'"(?>[^"\\]+|\\.?)*(?P<end>"|\Z)|[\[\]{}]', re.DOTALL)

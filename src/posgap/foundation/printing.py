@@ -22,12 +22,12 @@ from posgap.foundation.launch import is_main_process
 from posgap.foundation.locations import with_uris
 from posgap.foundation.redaction import redact
 
-RESULT = logging.INFO + 5  # the level of a line that says what came of a stage, which `--quiet` leaves
+RESULT = logging.INFO + 5  # the level of a line with a stage's result, which `--quiet` keeps
 logging.addLevelName(RESULT, "RESULT")
 _COLOURS = {"error:": "red", "admitted": "green", "pass": "green", "✓": "green"}
 _COLOURS |= {"refused": "red", "fail": "red", "✗": "red"}
 
-# What moves a terminal's cursor, turns letters round, or ends a line.
+# Characters that move a terminal's cursor, turn letters round, or end a line.
 _CONTROLS = r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 _UNPRINTABLE = re.compile(_CONTROLS)
 _UNCOLOURED = re.compile(rf"(?!\x1b\[(?:0|31|32)m){_CONTROLS}")  # except what `colour_word` adds
@@ -36,7 +36,7 @@ _COMMAND = re.compile(r"^\s*:(?=:)|#(?=#(?:vso)?\[)", re.MULTILINE)
 
 
 class Lines(str):
-    """A text of several lines for the log. What others wrote is escaped in it already."""
+    """A text of several lines for the log. Others' text is already escaped in it."""
 
     __slots__ = ()
 
@@ -66,7 +66,7 @@ def format_count(count: int, noun: str) -> str:
 
 @dataclass
 class _Command:
-    """How the present command is to print, and what it has to say."""
+    """The print settings of the present command, and its result."""
 
     as_json: bool = False
     quiet: bool = False
@@ -232,7 +232,7 @@ def result_alone() -> Iterator[None]:
 
 
 def write_json(otherwise: Any = None) -> None:
-    """Prints the result as JSON if that is asked for; `otherwise` if there is none."""
+    """Prints the result as JSON if that is requested; `otherwise` if there is none."""
     result = otherwise if _command.result is None else _command.result
     if _command.as_json and result is not None:
         click.echo(json.dumps(result))

@@ -126,14 +126,14 @@ def within(seconds: float, call: Callable[[], T]) -> T:
     """Returns or raises what `call` does; `TimeoutError` if it has not ended in time.
 
     Timeouts of sockets begin anew with every byte. So the call has a thread of its own, which is left behind when its
-    time is up, and which keeps no process alive. What such a call still does must do no harm.
+    time is up, and which keeps no process alive. The abandoned call must do no harm if it goes on.
     """
     result: Future[T] = Future()
 
     def call_and_store() -> None:
         try:
             result.set_result(call())
-        except BaseException as error:  # whatever it is, it belongs to whoever waits
+        except BaseException as error:  # whatever it is, it belongs to the waiting caller
             result.set_exception(error)
 
     threading.Thread(target=call_and_store, name="within", daemon=True).start()

@@ -104,8 +104,8 @@ def _read_csv(path: Path, separator: str, columns: Sequence[str]) -> Iterator[tu
 
 
 def _find_separator(header: str, usual: str) -> str:
-    """What separates the columns of a header: the usual sign, unless another one alone does. If a comma stands for
-    the decimal point, spreadsheets write semicolons."""
+    """Returns the separator of a header's columns: the usual character, unless another one alone occurs. If a comma
+    stands for the decimal point, spreadsheets write semicolons."""
     for separator in (usual, ";", "\t", ",", "|"):
         if len(next(csv.reader([header], delimiter=separator), [])) > 1:
             return separator

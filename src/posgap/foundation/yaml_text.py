@@ -1,7 +1,7 @@
 """YAML that anybody may have written, read within limits: nothing in it can exhaust memory or the stack.
 
 Every value is read as text, which the fields that it is for then parse: YAML's own reading takes `1.10` for 1.1, and
-`no` for false. If no field says what a value is, it can be read as JSON would have it.
+`no` for false. If no field defines a value's type, it can be read as in JSON.
 """
 
 import json
@@ -61,7 +61,7 @@ class _StrictLoader:
 
 
 class Quoted(str):
-    """A value that stands in quotes: text, whatever it looks like."""
+    """A value in quotes: text, whatever it looks like."""
 
 
 class _TextLoader(_StrictLoader, yaml.BaseLoader):

@@ -27,7 +27,8 @@ def private_sweeps(sweeps: Mapping[str, Path | None]) -> Iterator[dict[str, Path
 
 @contextmanager
 def private_verdict(folder: Path, names: tuple[str, ...]) -> Iterator[Path]:
-    """Copies a gate's folder: the files of these names, and of the sweeps beside them what the verdict rests on.
+    """Copies a gate's folder: the files of these names, and the parts of the sweeps beside them that the verdict is
+    based on.
 
     An error within the block names the gate's folder, and not the copy.
     """

@@ -19,8 +19,8 @@ GATE_PAGE = "gate.html"
 
 
 def explored_roles(judged: Mapping[str, Path | None]) -> PageExamples:
-    """What the page holds of the examples of the sweeps of these roles. The champion, else the base, comes before the
-    candidate, since the map shows the second sweep's difference to the first."""
+    """Returns the page's part of the examples of the sweeps of these roles. The champion, else the base, comes before
+    the candidate, since the map shows the second sweep's difference to the first."""
     evidence = {role: Evidence(path) for role, path in judged.items() if path}
     for role, each in evidence.items() if len(evidence) > 1 else ():
         each.sweep = each.sweep.model_copy(update={"label": label_with_role(role, each.sweep)})

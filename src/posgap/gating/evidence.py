@@ -26,7 +26,7 @@ from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.registry import TASKS
 
-# Of a sweep's folder, what a verdict rests on.
+# The parts of a sweep's folder that a verdict is based on.
 FILES = (SWEEP_FILE, PREDICTIONS_FILE, TRAINING_EXAMPLES_FILE)
 GUARDS = "guards"  # the folder beside them that has one for each guard
 GUARD_FILE, TEXT_FILE = "guard.json", "text.json"
@@ -144,7 +144,7 @@ def _answering_distractors(sweep: Sweep, examples: Mapping[str, AnyExample]) -> 
 
 
 def evidence_gaps(sweep: Sweep, policy: Policy) -> list[str]:
-    """Why a sweep is no evidence, whatever came of it: another task, metric or data than the policy wants, too few
+    """Says why a sweep is no evidence, whatever its result: another task, metric or data than the policy's, too few
     examples, or placements, or holes between these."""
     complaints = []
     if policy.task not in ("", sweep.task):

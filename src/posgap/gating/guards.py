@@ -48,7 +48,7 @@ _PLACES = 3  # of a guard's gold document: the first, the middle and the last
 
 
 class GuardFigure(Record):
-    """What a candidate lost at a guard, or won."""
+    """A candidate's loss or gain at a guard."""
 
     name: str = Field(description="of the guard")
     measured: str = Field(description="on what")
@@ -133,7 +133,7 @@ class Guarded(NamedTuple):
 
 
 def describe(measured: Sweep | TextScores) -> str:
-    """What was measured, in a phrase."""
+    """Describes the measurement in a phrase."""
     if isinstance(measured, TextScores):
         return f"plain text ({len(measured.scores)} texts)"
     return f"{measured.task} at {measured.n_docs} documents"
@@ -190,7 +190,7 @@ def judge_guards(inputs: GateInputs, policy: Policy, sources: Sources | None = N
 
 
 def scope(inputs: GateInputs, figures: Sequence[GuardFigure]) -> str:
-    """What a verdict speaks of, in a phrase."""
+    """The scope of a verdict, in a phrase."""
     sweep = inputs.candidate.sweep
     at = f"measured at {sweep.n_docs} documents of task {sweep.task}"
     return (

@@ -59,8 +59,8 @@ def _question(sweep: Sweep) -> str:
 
 
 def _model_key(sweep: Sweep) -> str:
-    """What tells a model from others: its tensors, in whatever files they are; or its folder's digest, if that is not
-    at hand."""
+    """Returns a key that tells models apart: of their tensors, in whatever files they are; or the folder's digest, if
+    these are not available."""
     known = cache_folder() / "tensors" / f"{sweep.model_digest}.json"
     if known.is_file():
         return read_json(known)[:16]

@@ -73,8 +73,8 @@ def judge_again(
     examples: Mapping[str, AnyExample] | None = None,
     guarded_by: Sources | None = None,
 ) -> Verdict:
-    """What a policy says of the evidence that lies beside a verdict; from `examples`, and `guarded_by` of guards, every
-    response is scored again."""
+    """Returns a policy's verdict on the evidence beside a verdict; every response is scored again from `examples`, and
+    those of guards from `guarded_by`."""
     kept = {role: folder / role for role in verdict.evidence}
     is_known = verdict.look > 1 or is_counted(read_sweep(folder / "candidate"))
     look = verdict.look if is_known else None

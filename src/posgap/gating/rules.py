@@ -125,12 +125,13 @@ class Judged(Generic[E]):
 
     @property
     def reference_role(self) -> str:
-        """What the candidate is compared with, in a word."""
+        """The role of the model that the candidate is compared with, in a word."""
         return "champion" if self.champion else "base"
 
     @property
     def references(self) -> dict[str, E]:
-        """What the candidate must not be worse than, by role: the champion, else the base, and the best champion."""
+        """The models that the candidate must not fall behind, by role: the champion, else the base, and the best
+        champion."""
         return {self.reference_role: self.reference} | ({"best champion so far": self.anchor} if self.anchor else {})
 
 
@@ -154,11 +155,11 @@ class GateRule:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether simulated sweeps decide the rule: whether it has a `simulate` of its own."""
+        """Whether simulated sweeps decide the rule: whether it has its own `simulate`."""
         return type(self).simulate is not GateRule.simulate
 
     def is_asked(self, limits: Any) -> bool:
-        """Whether the thresholds ask for anything; else the rule is left out."""
+        """Whether the thresholds demand anything; else the rule is left out."""
         return True
 
     def threshold_for(self, bound: float) -> dict[str, float]:
@@ -245,8 +246,8 @@ class Mean(GateRule):
         return {"mean_tolerance": round_up(-bound)}
 
     def judge(self, limits: Limits, inputs: GateInputs) -> Ruling:
-        """The worse of the rulings against reference and anchor, since both must hold: beside a champion alone each
-        successor could lose the tolerance anew."""
+        """Returns the worse of the rulings against reference and anchor, since both must hold: against a champion alone
+        each successor could lose the tolerance anew."""
         rulings = []
         for role, reference in inputs.references.items():
             differences = inputs.candidate.gains_over(reference).mean(axis=-1)
@@ -384,7 +385,7 @@ class Answered(GateRule):
         return limits.max_unanswered < 100
 
     def judge(self, limits: MaxUnanswered, inputs: GateInputs) -> Ruling:
-        """What was not answered is known of every prompt of the sweep, and nothing about it is estimated."""
+        """Unanswered prompts are counted over the whole sweep, and nothing about them is estimated."""
         share = inputs.candidate.outcomes.worst_share
         meaning = "prompts without an answer, in percent, at the worst position"
         return self.rule_at_most(limits.max_unanswered, meaning, share, (share, share))

@@ -127,7 +127,7 @@ class TriedGuard(NamedTuple):
         return GuardRule(self.name)
 
     def is_kept_in(self, sweep: Path, role: str) -> bool:
-        """Whether a version's own sweep has this very guard beside it."""
+        """Returns whether a version's own sweep has this very guard beside it."""
         kept = sweep / GUARDS / self.name
         known = getattr(self.judged, role)
         if isinstance(known, TextScores):
@@ -142,8 +142,8 @@ def tried_guards(judged: Mapping[str, Judged[Any]], policy: Policy, sources: Sou
 
 
 def require_guards(model: Path, guards: Sequence[TriedGuard], policy: Policy, role: str = "candidate") -> None:
-    """Has the model in a folder answer prompts of its guards again, as `require_answers` does, and computes plain text
-    anew. Raises `PosgapError` if the policy does not admit a model with what it says now."""
+    """Makes the model in a folder answer prompts of its guards again, as `require_answers` does, and computes plain
+    text anew. Raises `PosgapError` if the policy does not admit a model with what it says now."""
     for guard in guards:
         rules: list[tuple[GateRule, Parameters]] = [(guard.rule, guard.guard)]
         known = getattr(guard.judged, role)

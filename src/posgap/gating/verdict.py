@@ -1,4 +1,4 @@
-"""The gate's verdict: what its rules say of a candidate, together."""
+"""The gate's verdict: the joint result of its rules on a candidate."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -96,7 +96,7 @@ class Verdict(Record):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def outcome(self) -> Outcome:
-        """What follows from the rulings and the evidence gaps."""
+        """The conclusion from the rulings and the evidence gaps."""
         return outcome_of(self.rules, self.evidence_gaps)
 
     @computed_field  # type: ignore[prop-decorator]
@@ -107,8 +107,8 @@ class Verdict(Record):
 
     @property
     def wanting(self) -> str:
-        """What the sweeps lack to be judged by, in a sentence without its full stop; empty if they lack nothing. It
-        would not undo a refusal, which is certain."""
+        """What the sweeps lack for a judgment, in a sentence without its full stop; empty if nothing. It would not undo
+        a refusal, which is certain."""
         if not self.evidence_gaps:
             return ""
         begin = "A refusal needs no more, though an admission would" if self.outcome == "refused" else _TOO_LITTLE
@@ -271,7 +271,7 @@ def next_number(verdict: Verdict, swept: Sweep, available: int) -> int:
 
 
 def digests(verdict: Verdict) -> dict[str, dict[str, str]]:
-    """What a verdict rests on, by digest: of each sweep the model, examples, settings and files."""
+    """The evidence of a verdict, by digest: of each sweep the model, examples, settings and files."""
     found = {}
     for role, record in verdict.evidence.items():
         files = {name: sha for name, sha in record.files.items() if sha}

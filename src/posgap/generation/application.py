@@ -61,7 +61,7 @@ class Passage:
 
 @dataclass(frozen=True)
 class Answer:
-    """What an application returns if it knows more than the text of its answer.
+    """An application's return value if it has more than the text of its answer.
 
     `finish_reason` says why the answer ended, in the words of OpenAI or Anthropic: "stop", "length", "content_filter".
     `sent` is the text that went to the model: by it posgap sees which of the passages reached the prompt.
@@ -105,7 +105,7 @@ def load_function(address: str) -> Callable:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (Exception, SystemExit) as error:  # whatever somebody's module raises
+    except (Exception, SystemExit) as error:  # any error of the user's module
         raise PosgapError(f"--model {address}: cannot be imported: {_described(error)}") from None
     finally:
         sys.path.remove(here)
@@ -116,7 +116,8 @@ def load_function(address: str) -> Callable:
 
 
 class Application:
-    """A function with what its parameters ask for: `question` and `passages`, `messages`, or the prompt's text.
+    """A function with the arguments that its parameters name: `question` and `passages`, `messages`, or the prompt's
+    text.
 
     Raises `PosgapError` if it has other parameters without a default, or a question and no passages.
     """
@@ -185,7 +186,7 @@ class ApplicationGenerator:
     _notes: tuple[str, ...] = ()
 
     def require_same(self) -> None:
-        """Does nothing: whether an application is what it was is said by its `version`."""
+        """Does nothing: an application's `version` says whether it has changed."""
 
     def generate(self, groups: Iterable[Sequence[Prompt]], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
         numbered = enumerate(groups)
@@ -254,7 +255,7 @@ class ApplicationGenerator:
         return own
 
     def _said(self, prompt: Prompt) -> str:
-        """What is answered to a prompt that is no part of the sweep."""
+        """Returns the answer to a prompt that is not part of the sweep."""
         answer, failed = self._try(prompt, tries=1)
         return failed or self._read(answer, prompt, Sampling(0), 0.0).text
 
@@ -309,7 +310,7 @@ class ApplicationGenerator:
                         break
                     index, at, prompt = following
                     answers.put((index, at, answer(prompt)))
-            except BaseException as error:  # whatever it is, it belongs to whoever takes the answers
+            except BaseException as error:  # whatever it is, it belongs to the receiver of the answers
                 answers.put(error)
             else:
                 answers.put(None)
@@ -365,7 +366,7 @@ class ApplicationGenerator:
                 return _as_mapping(self._call(prompt)), ""
             except KeyboardInterrupt:
                 raise
-            except BaseException as error:  # whatever somebody's function raises, SystemExit among it
+            except BaseException as error:  # any error of the user's function, SystemExit included
                 failed = _described(error)
         return {}, f"{failed} ({tries} tries)" if tries > 1 else failed
 

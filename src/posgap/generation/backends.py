@@ -124,7 +124,7 @@ class _VLLM(Backend):
 
 
 class _Auto(Backend):
-    """Stands for one of the others until model and machine are known, as `resolve_backend` has it."""
+    """Stands for one of the others until model and machine are known; see `resolve_backend`."""
 
     def generator(self, access: ModelAccess, builder: "TextPromptBuilder") -> "Generator":
         return open_generator(resolve_backend(resolve_dtype(access)), builder)

@@ -195,7 +195,7 @@ class _Record(NamedTuple):
 
 
 class AnswerFiles:
-    """Answers prompts from files of a batch's answers, in whatever order; what is in no file is left out.
+    """Answers prompts from files of a batch's answers, in any order; prompts without an answer are left out.
 
     Files are those that OpenAI and Anthropic give back, lm-evaluation-harness' samples, or lines with `id` and `text`.
     Raises `PosgapError` if an id is there twice, or if models of several names answered and `identity` forbids that.
@@ -245,7 +245,7 @@ class AnswerFiles:
 
 
 def _completion(record: _Record, prompt: Prompt, sampling: Sampling) -> Completion:
-    """Returns what a record says of the prompt, as an endpoint's answer is read."""
+    """Returns a record's answer to the prompt, read like an endpoint's."""
     if record.body is None:
         return _of_fault(record.fault)
     completion = completion_of(record.body, prompt.text, sampling.opened)

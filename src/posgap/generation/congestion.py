@@ -45,7 +45,7 @@ class Window:
     answers one after the other would answer within `longest_wait` seconds, `START` at most. It doubles the number as
     long as that raises the rate of answers by `MIN_GAIN`. If the first doubling does not, it halves the number as long
     as that costs nothing. The rate is the number of requests under way, divided by the wait for an answer (Little's
-    law). What was found is reviewed after `ROUNDS_UNTIL_REVIEW` rounds.
+    law). The size found is reviewed after `ROUNDS_UNTIL_REVIEW` rounds.
 
     The first refusal (429, 503, 529 or a timeout) ends the search. From then on the size follows TCP's congestion
     control (RFC 5681): a refusal halves it. Each answer adds one up to nine tenths of the refused size, and beyond that

@@ -37,7 +37,7 @@ class TimedOut(TransientError):
 
 
 class Response(NamedTuple):
-    """What came back for a request, and when that had been sent, by the event loop's clock."""
+    """The response to a request, and when the request was sent, by the event loop's clock."""
 
     status: int
     headers: Mapping[str, str]

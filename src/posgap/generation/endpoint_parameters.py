@@ -67,7 +67,7 @@ class EndpointParameters(Parameters):
 
 
 class ApplicationParameters(EndpointParameters):
-    """How an application is asked."""
+    """How an application is called."""
 
     version: Annotated[str, RARE] = Field(
         "", description="python: version of the application; a sweep of another one is another sweep"

@@ -124,8 +124,8 @@ class Pool:
     def lay_out(
         self, prompts: Sequence[Sequence[int]], pad: int, before: int = 0
     ) -> tuple[Tensor, Tensor, DynamicCache]:
-        """`input_ids` and mask of the rows' prompts, `[rows, columns]` each, with `before` columns of padding beside
-        what the lengths need, and their states, which lack the last column. The pool is empty afterwards."""
+        """Returns `input_ids` and mask of the rows' prompts, `[rows, columns]` each, with `before` columns of padding
+        besides what the lengths need, and their states, which lack the last column. The pool is empty afterwards."""
         width = before + max(map(len, prompts))
         states = DynamicCache()
         for number in sorted(self._layers):

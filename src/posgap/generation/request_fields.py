@@ -24,7 +24,7 @@ _WITHOUT = {
 class RequestFields:
     """Makes the fields of requests, and learns from faults which of them the endpoint does not take.
 
-    A refused field is left out from then on, and listed in `served`. What `body` and the framing's arguments ask for is
+    A refused field is left out from then on, and listed in `served`. Fields from `body` and the framing's arguments are
     never left out.
     """
 

@@ -15,7 +15,7 @@ from posgap.foundation.files import Record, read_model, write_json
 log = logging.getLogger(__name__)
 MAX_NAMES = 100  # that an endpoint may change between, if it may; more are not recorded
 What = Literal["model", "fingerprint"]
-# What an endpoint must stay throughout a sweep, by the parameter `identity`.
+# What must stay unchanged at an endpoint throughout a sweep, by the parameter `identity`.
 MUST_STAY: dict[str, tuple[What, ...]] = {"fingerprint": ("model", "fingerprint"), "model": ("model",), "any": ()}
 
 

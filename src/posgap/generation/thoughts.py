@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-# Beginning and end of thoughts, as models are trained to write them. All that stands between counts as no answer.
+# Beginning and end of thoughts, as models are trained to write them. Everything between them counts as no answer.
 TAGS = {
     "<think>": "</think>",  # DeepSeek-R1, Qwen3, GLM-4.5, Hunyuan, SmolLM3, ...
     "<thinking>": "</thinking>",
@@ -17,13 +17,13 @@ TAGS = {
     "<|START_THINKING|>": "<|END_THINKING|>",  # Command A Reasoning
     "<|inner_prefix|>": "<|inner_suffix|>",  # Apertus
     "<|channel>thought": "<channel|>",  # Gemma 4
-    "<|channel|>analysis<|message|>": "<|channel|>final<|message|>",  # gpt-oss, whatever other channels stand between
+    "<|channel|>analysis<|message|>": "<|channel|>final<|message|>",  # gpt-oss, with any other channels in between
     "Here is my thought process:": "Here is my response:",  # Granite 3.2
 }
 
 _ANY_TAG = re.compile("|".join(re.escape(tag) for pair in TAGS.items() for tag in pair), re.IGNORECASE)
 _UNSEEN = " \t\r\n\ufeff\u200b\u2060"  # byte order marks and spaces of no width among them
-# What is left of gpt-oss's channels without special tokens: their names, run together with the text.
+# The remains of gpt-oss's channels without special tokens: their names, run together with the text.
 _SKIPPED_FINAL = "assistantfinal"
 _ANALYSIS = re.compile(r"\s*analysis(?:[A-Z]|.*?assistantfinal)", re.DOTALL)
 _FINAL = re.compile(rf"\s*{_SKIPPED_FINAL}")
@@ -40,7 +40,7 @@ class SplitResponse(NamedTuple):
 
 
 def opened_by(ending: str) -> str:
-    """The tag of `TAGS` that the end of a prompt, behind what is asked, opens and does not close; "" for none."""
+    """Returns the tag of `TAGS` that the end of a prompt, after the question, opens and does not close; "" for none."""
     return next((tag for tag, close in TAGS.items() if ending.rfind(tag) > ending.rfind(close)), "")
 
 

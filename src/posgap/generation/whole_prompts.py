@@ -1,7 +1,7 @@
 """Whether a server reads prompts whole, or cuts them without a word, as Ollama and gateways do.
 
-It is asked for codes that stand in the prompt. Its token count is compared with its count for a sample of the same
-text. Both are in its own tokens, so no tokenizer is needed.
+It must return codes that stand in the prompt. Its token count is compared with its count for a sample of the same text.
+Both are in its own tokens, so no tokenizer is needed.
 """
 
 import asyncio
@@ -99,9 +99,9 @@ class TruncationProbe:
     """Finds out whether a server cuts prompts, before the first long one and before each that is longer by 3 percent.
 
     `ask(prompt, max_tokens)` answers one prompt, and `shown` is the endpoint's address in messages. There are two
-    tests. Codes are planted at the start and in the middle of the prompt and asked for: a server that truncates cannot
-    return them, whatever it or a gateway counts. The server's token count is also compared with those of a sample and
-    of both halves, which works for models too weak to find codes.
+    tests. Codes are planted at the start and in the middle of the prompt and requested: a server that truncates cannot
+    return them, however it or a gateway counts. The server's token count is also compared with those of a sample and of
+    both halves, which works for models too weak to find codes.
     """
 
     def __init__(self, shown: str, ask: Callable[[str, int], Awaitable[Completion]]):

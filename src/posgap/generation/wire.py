@@ -1,6 +1,6 @@
-"""What OpenAI-compatible endpoints send back, read as it really is: completions, and the faults in their place.
+"""Reads what OpenAI-compatible endpoints really send back: completions, and faults instead of them.
 
-Nothing here waits or sends. What is no completion raises `ValueError`, and nothing that a server sends raises anything
+Nothing here waits or sends. An invalid completion raises `ValueError`, and nothing that a server sends raises anything
 else.
 """
 
@@ -30,7 +30,8 @@ _REFUSAL_OF_A_PARAMETER = re.compile(
     r"only the default|must be|cannot be|can only",
     re.IGNORECASE,
 )
-# What an error in a 200 means, by the words of its code and type, or else by its message. What may pass comes first.
+# The meaning of an error in a 200, by the words of its code and type, or else by its message. Temporary faults come
+# first.
 _MEANINGS = [
     (status, re.compile(words, re.IGNORECASE))
     for status, words in (
@@ -106,15 +107,15 @@ class Fault(NamedTuple):
             return False
         if self.parameters:
             return parameter in self.parameters
-        words = self.words[:300]  # what stands further back may be the prompt
+        words = self.words[:300]  # text further back may be the prompt
         return bool(re.search(rf"\b{parameter}\b", words) and _REFUSAL_OF_A_PARAMETER.search(words))
 
 
 def read_answer(body: bytes, opened: str | None = None, asked: str = "") -> EndpointAnswer | Fault:
     """The first completion in a body, whichever form its text has there, or the error that stands in its place.
 
-    A text can be null, or a list of parts; lone surrogates, which are halves of characters, become U+FFFD. Thoughts
-    stand in fields of their own, among the parts, or between tags (for `opened` and `asked` see `split_thoughts`).
+    A text can be null, or a list of parts; lone surrogates, which are halves of characters, become U+FFFD. Thoughts are
+    in their own fields, among the parts, or between tags (for `opened` and `asked` see `split_thoughts`).
     """
     document = _document(body)
     choices = document.get("choices")
@@ -185,7 +186,7 @@ def _as_meant(fault: Fault) -> Fault:
     if fault.is_of_a_filter:
         return fault
     statuses = [int(code) for code in fault.codes if re.fullmatch("[45][0-9][0-9]", code)]
-    for text in (" ".join(fault.codes), fault.words[:200]):  # what stands further back may be the prompt
+    for text in (" ".join(fault.codes), fault.words[:200]):  # text further back may be the prompt
         statuses += [status for status, words in _MEANINGS if words.search(text)]
     return fault._replace(status=statuses[0], is_in_success=True) if statuses else fault
 
@@ -279,7 +280,7 @@ def _usage(value: Any) -> Usage | None:
     counted = [n if isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**53 else None for n in tokens]
     prompt, completion, thinking, cached = counted
     if prompt is not None:
-        if not of_prompt:  # Anthropic's count leaves out what its cache read and took in; LiteLLM's has it, and details
+        if not of_prompt:  # Anthropic's count leaves out its cache's reads and writes; LiteLLM's has them
             added = [usage.get(name) for name in ("cache_read_input_tokens", "cache_creation_input_tokens")]
             prompt += sum(n for n in added if isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**53)
         elif (cached or 0) > prompt:

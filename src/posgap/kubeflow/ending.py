@@ -1,4 +1,4 @@
-"""How a step's program ends: Kubernetes is told what ended it."""
+"""Ends a step's program, and tells Kubernetes the reason."""
 
 import sys
 from types import TracebackType

@@ -36,7 +36,7 @@ def run_job(client: "TrainerClient", job: Job, create: Create = create) -> None:
     """Runs the job to its end and deletes it. If a job of its name is running already, that one is followed instead.
 
     The output of node 0 is printed here, and while the job waits, why Kueue does not admit it. Raises `PosgapError`
-    with what best explains a failure, if the job is not done in time, or if somebody deletes it, and
+    with the best explanation of a failure, if the job is not done in time, or if somebody deletes it, and
     `TerminationSignal` after SIGTERM. If the cluster no longer answers, this gives up but the job goes on; the next
     call joins it.
     """

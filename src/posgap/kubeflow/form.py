@@ -45,7 +45,7 @@ JUDGING = ("compare", "gate")  # stages that change no model
 FORM_FIELDS = {name: name for name in ("task", "n_docs", "seed", "max_gap", "guards")} | {
     "backend": "inference_backend"
 }
-# What `settings` may say of the run itself, rather than of a stage: methods and tasks that no dropdown offers, too.
+# Values of `settings` for the run itself, not for a stage; they include methods and tasks that no dropdown offers.
 _SAID = [name for name, field in PreflightConfig.model_fields.items() if IN_SETTINGS in field.metadata]
 OF_RUN = [*_SAID, "methods", "task"]
 _OWN = {*FORM_FIELDS, "model", "method", "label", "shard", "name", "gpus_per_node", "methods"}
@@ -53,7 +53,7 @@ _ELSEWHERE = PreflightConfig.model_fields.keys() - set(OF_RUN)
 
 
 def commonly() -> list[str]:
-    """The methods that are asked for most, in whole, which a form can offer: the default, each alone, and with
+    """Returns the most common complete choices of methods, which a form can offer: the default, each alone, and with
     mitigations beside or on top of it."""
     trained = list(filter(_trains, _methods()))
     both = [PreflightConfig.default("methods")]
@@ -73,7 +73,7 @@ def _of_run(said: dict[str, Any]) -> dict[str, Any]:
 
 
 def flat_settings(text: str) -> dict[str, Any]:
-    """What a form's settings say, by name; of a stage as STAGE.NAME, whether it was written so or as a table."""
+    """Returns a form's settings by name; a stage's as STAGE.NAME, whether they were written so or as a table."""
     by_name = dict[str, Any]()
     for name, value in parse_settings(text).items():
         if name in STAGES and isinstance(value, dict):
@@ -198,7 +198,7 @@ def settings(form: PreflightConfig) -> dict[str, dict[str, Any]]:
             continue
         own = {name: value for name, value in from_form.items() if name in _fields(config)}
         if config is MitigateConfig:
-            own.pop("backend")  # mitigations are put in force in memory, whatever measures the model that comes of it
+            own.pop("backend")  # mitigations are applied in memory, whatever measures the resulting model
         own |= {"methods": tried[stage]} if stage in tried else {}
         own |= {"candidates": made} if stage == "gate" else {}
         own |= _of_a_node(form) if stage == "train_job" else {}

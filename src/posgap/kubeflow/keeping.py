@@ -84,7 +84,7 @@ class _Mirror:
         if not changed:
             return
         with self._forgiving(), tempfile.TemporaryDirectory() as copies:
-            # Of copies, since a stage goes on writing to its files while they are read.
+            # From copies, since a stage keeps writing to its files while they are read.
             sent = []
             for number, path in enumerate(changed):
                 copy = Path(shutil.copyfile(path, Path(copies, str(number))))

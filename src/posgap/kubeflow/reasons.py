@@ -136,7 +136,7 @@ class JobInCluster:
         return self._items("pods", self.core.list_namespaced_pod, label_selector=f"{JOB_NAME}={self.name}")
 
     def is_being_deleted(self) -> bool:
-        """Whether the job is there, and somebody has deleted it."""
+        """Returns whether the job exists and is being deleted."""
         return bool(self._job().get("metadata", {}).get("deletionTimestamp"))
 
     def conditions(self) -> dict[str, str]:
@@ -194,7 +194,7 @@ class JobInCluster:
 
 
 def _queue_words(conditions: Sequence[Mapping[str, str]]) -> str:
-    """What a workload of Kueue waits for, by its conditions; empty once it is admitted."""
+    """Returns what a workload of Kueue waits for, by its conditions; empty once it is admitted."""
     by_kind = {each["type"]: each for each in conditions}
     if by_kind.get("Admitted", {}).get("status") == "True":
         return ""

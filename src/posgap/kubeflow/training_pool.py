@@ -1,4 +1,4 @@
-"""What a training step asks of its node, by the number of its GPUs, and whether a model has room in that."""
+"""Computes a training step's requests to its node, by the number of its GPUs, and whether a model fits in them."""
 
 import os
 

@@ -1,4 +1,5 @@
-"""Whether two sweeps asked the same: what `merge`, `compare` and `gate` demand before they put figures side by side."""
+"""Checks whether two sweeps are comparable, which `merge`, `compare` and `gate` require before they put figures side by
+side."""
 
 import json
 from collections.abc import Callable, Collection
@@ -72,9 +73,9 @@ def list_differences(sweep: Sweep, other: Sweep) -> list[str]:
 
 
 def align_comparable(sweep: Evidence, reference: Evidence, allow: Collection[str] = ()) -> tuple[Evidence, list[str]]:
-    """The sweep with its examples in the order of the reference's, and what was asked otherwise and is allowed.
+    """Returns the sweep with its examples in the order of the reference's, and the allowed differences of settings.
 
-    Raises `PosgapError` that names what else was asked otherwise.
+    Raises `PosgapError` that names the other differences.
     """
     names = list_differences(sweep.sweep, reference.sweep)
     others = [name for name in names if name not in allow]

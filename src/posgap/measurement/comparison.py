@@ -45,7 +45,7 @@ class Comparison(Record):
 
     @property
     def title(self) -> str:
-        """What stands above the comparison's page."""
+        """The heading of the comparison's page."""
         return f"{', '.join(model.label for model in self.differences)} against {self.reference}"
 
     @property
@@ -138,10 +138,10 @@ def _word_mitigations(candidate: Sweep, reference: Sweep) -> str:
 
 
 def _word_verdict(figures: dict, reference: str, placements: list[list[int]]) -> str:
-    """What the intervals say, in words."""
+    """Returns the verdict of the intervals, in words."""
     label = figures["label"]
     apart = bool(figures["better"] or figures["worse"])
-    # What differs at a placement can be told from the reference, whatever the means say.
+    # A difference at a placement can be told from the reference, whatever the means say.
     unsure = f"{label} may be as good as {reference}" if apart else f"{label} cannot be told from {reference}"
     means = _direction(figures["mean_ci95"], ("is better than", "is worse than"))
     gaps = _direction(figures["gap_ci95"], ("its gap is larger", "its gap is smaller"))

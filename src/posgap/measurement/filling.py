@@ -72,7 +72,7 @@ class Fill:
 
     @property
     def as_json(self) -> dict[str, object]:
-        """What decides the filler of a prompt."""
+        """The settings that decide the filler of a prompt."""
         return {"tokens": self.tokens, "depths": self.depths, "seed": self.seed, "pool": self.pool, "whole": True}
 
     def make_record(self, builder: TextPromptBuilder, first: AnyExample) -> FillRecord:

@@ -1,4 +1,4 @@
-"""Models beside each other at several lengths of their prompts: what training at one length costs at others."""
+"""Compares models at several lengths of their prompts: what training at one length costs at others."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -45,7 +45,7 @@ class LengthComparison(Record):
 
     @property
     def title(self) -> str:
-        """What stands above the page."""
+        """The heading of the page."""
         others = [curve.label for curve in self.lengths[0].curves[1:]]
         return f"{', '.join(others)} against {self.reference}, by length"
 

@@ -54,7 +54,7 @@ class EffectiveLength(Record):
 
 
 class LengthMap(Record):
-    """What came of the sweeps of a model at several lengths, the shortest first."""
+    """The result of a model's sweeps at several lengths, the shortest first."""
 
     task: str = Field(description="the task")
     model: str = Field(description="the model")
@@ -90,7 +90,7 @@ class LengthMap(Record):
 
     @property
     def title(self) -> str:
-        """What stands above the page."""
+        """The heading of the page."""
         return f"{self.label}: accuracy by length and depth"
 
     @property

@@ -19,7 +19,7 @@ from posgap.measurement.sweeps import Sweep
 from posgap.tasks.fields import Shard
 from posgap.tasks.positions import format_positions, parse_shard
 
-_ALIKE = ("groups", "label", "model_digest", "ancestors", "prompt_digest")  # beside what is asked
+_ALIKE = ("groups", "label", "model_digest", "ancestors", "prompt_digest")  # besides the settings
 _TAKEN_OVER = {*_ALIKE[1:], "model", "scaling", "task", "metric", "n_docs", "examples_digest"}
 _TAKEN_OVER |= {"asked", "filled", "mitigation", "definition"}
 _APART = {"placements", "shard", "positions"}  # in which parts differ
@@ -109,7 +109,7 @@ def _require_alike(first: Evidence, other: Evidence, without_effect: Collection[
 
 
 def _endpoint_differences(sweep: Sweep, other: Sweep) -> list[str]:
-    """What an endpoint must have stayed for both, and did not."""
+    """Returns what must be equal at both endpoints and is not."""
     if not sweep.served or not other.served:
         return []
     names = []

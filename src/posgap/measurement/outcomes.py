@@ -1,7 +1,7 @@
 """How the prompts of a sweep ended, counted.
 
-What was not answered is neither right nor wrong, and scores 0. What was answered may be cut, or a copy of the prompt:
-then its score says little of the model.
+An unanswered prompt is neither right nor wrong, and scores 0. An answer may be cut, or a copy of the prompt: then its
+score says little of the model.
 """
 
 from collections import Counter
@@ -64,12 +64,12 @@ class OutcomeCounts(Record):
 
     @property
     def is_known(self) -> bool:
-        """Whether somebody looked at what the answers copy."""
+        """Whether the answers were checked for copies."""
         return self.unclean is not None or not self.answered
 
     @property
     def others(self) -> int:
-        """How many answers name other candidates beside the right one."""
+        """The number of answers that name other candidates beside the right one."""
         return self.others_after + self.others_before
 
     def percent(self, count: int | None) -> float:
@@ -93,7 +93,7 @@ class OutcomeCounts(Record):
 
     @property
     def kinds_text(self) -> str:
-        """What was not answered by kind, like "refused 3, empty 1"."""
+        """Unanswered prompts by kind, like "refused 3, empty 1"."""
         return ", ".join(f"{name} {getattr(self, name)}" for name in UNANSWERED if getattr(self, name))
 
 
@@ -160,7 +160,7 @@ class Outcomes(OutcomeCounts):
         return f"Of {self.answered} answers {', '.join(phrases)}." if phrases else ""
 
     def phrase(self, placements: Sequence[Sequence[int]]) -> str:
-        """What was not answered, in words; empty if all was."""
+        """The unanswered prompts in words; empty if there are none."""
         if not self.n_unanswered:
             return ""
         where = format_positions(placements[self.worst])

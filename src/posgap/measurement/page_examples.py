@@ -30,7 +30,7 @@ _EMBEDDED = re.compile(r'<script type="application/gzip" id="data-(\w+)">([A-Za-
 
 
 class ExampleTexts(NamedTuple):
-    """What an example asks, and the answers that it accepts."""
+    """An example's question, and the answers that it accepts."""
 
     question: str
     answers: list[str]
@@ -45,7 +45,7 @@ class SweepToShow(NamedTuple):
 
 
 class PageExamples(NamedTuple):
-    """What a page embeds, each gzipped and in base64, and how many of its examples have answers there."""
+    """The data that a page embeds, each gzipped and in base64, and how many of its examples have answers there."""
 
     map: str
     answers: str
@@ -54,7 +54,7 @@ class PageExamples(NamedTuple):
 
 
 def pack_examples(sweeps: Sequence[SweepToShow]) -> PageExamples:
-    """What the page of these sweeps embeds; all are over the same examples at the same placements.
+    """Returns what the page of these sweeps embeds; all are over the same examples at the same placements.
 
     The difference shown is the second sweep minus the first.
     """
@@ -87,7 +87,7 @@ def pack_sweep(sweep: Sweep, predictions: Sequence[Prediction], examples: Sequen
 
 
 def example_texts(examples: Iterable[AnyExample]) -> dict[str, ExampleTexts]:
-    """What these examples ask, by their ids."""
+    """Returns these examples' questions and answers, by their ids."""
     return {example.id: ExampleTexts(example.question, example.answers) for example in examples}
 
 

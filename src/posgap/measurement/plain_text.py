@@ -1,4 +1,4 @@
-"""What a model makes of plain text: the mean log-probability of its tokens, which training for something else can
+"""Measures a model on plain text: the mean log-probability of its tokens, which training for something else can
 cost."""
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ TOKENS = 256  # of a text, from its beginning
 
 
 class TextScores(Record):
-    """What a model made of plain texts."""
+    """A model's scores on plain texts."""
 
     label: str = Field(description="of the model")
     model: str = Field(description="its folder or name")

@@ -19,7 +19,7 @@ USUAL = 0.8  # how often a test is usually planned to succeed
 
 
 class Assumptions(NamedTuple):
-    """What a sweep is expected to find: number of placements, mean (0 to 1), correlation and agreement; and the share
+    """The expected findings of a sweep: number of placements, mean (0 to 1), correlation and agreement; and the share
     (0 to 1) of the error of 5 % that the gate's verdict on it has."""
 
     placements: int

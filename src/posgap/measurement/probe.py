@@ -35,9 +35,9 @@ _REFUSAL = re.compile(
 
 
 class Response(NamedTuple):
-    """A response to a prompt: whether it is right, and cut at the limit of tokens; whether it repeats the prompt; after
-    how many words and signs the right answer stands in it, 0 if it begins with it, None if it does not have it;
-    and the right answers."""
+    """A response to a prompt: whether it is right, and cut at the token limit; whether it repeats the prompt; the
+    number of words and signs before the right answer, 0 if it begins with it, None if it lacks it; and the right
+    answers."""
 
     text: str
     right: bool
@@ -57,7 +57,8 @@ def response(prompt: str, said: str, cut: bool, answers: Sequence[str], right: b
 def observe(
     builder: TextPromptBuilder, example: AnyExample, placement: Placement, completion: Completion, metric: str = ""
 ) -> Response:
-    """What is seen of the completion of a builder's prompt; it is right by `metric` ("" means the task's own)."""
+    """Returns the findings for the completion of a builder's prompt; it is right by `metric` ("" means the task's
+    own)."""
     answers = builder.task.right_answers(example, placement)
     right = builder.task.score(completion.text, answers, metric) >= 0.5
     cut = completion.cut or completion.outcome == "truncated"
@@ -67,7 +68,7 @@ def observe(
 def listen(
     generator: Generator, builder: TextPromptBuilder, asked: Sequence[tuple[AnyExample, Placement]], metric: str = ""
 ) -> "Probe":
-    """What a model's responses to these examples at these placements have in common."""
+    """Returns what a model's responses to these examples at these placements have in common."""
     prompts = [builder.prompt(example, placement) for example, placement in asked]
     said = complete(generator, prompts, Sampling.for_builder(builder))
     return Probe([observe(builder, *one, completion, metric) for one, completion in zip(asked, said, strict=True)])
@@ -109,7 +110,7 @@ class Probe:
 
     @property
     def cut(self) -> int:
-        """How many the limit of tokens ended before a right answer: those that go on after one lose nothing."""
+        """The number of responses that the token limit cut before a right answer: those cut after one lose nothing."""
         return self.count(lambda each: each.cut and not each.right)
 
     @property
@@ -161,8 +162,8 @@ class Probe:
         return f"after {after:g} words and signs"
 
     def findings(self, limit: int) -> dict[str, str]:
-        """What somebody should know before the figures, by a name each: nothing if all is as it should be. `limit`
-        is the most tokens of a response."""
+        """What the user should know before the figures, each by a name: nothing if all is well. `limit` is the most
+        tokens of a response."""
         n = len(self.responses)
         said = dict[str, str]()
         echoes = self.count(lambda each: each.echo)
@@ -199,7 +200,7 @@ class Probe:
 
 @dataclass
 class FirstAnswers:
-    """Looks at the first answers of longer work as they come, and says once what somebody should know."""
+    """Looks at the first answers of longer work as they come, and reports once what the user should know."""
 
     builder: TextPromptBuilder
     total: int
@@ -221,7 +222,7 @@ class FirstAnswers:
 def why_hopeless(
     builder: TextPromptBuilder, seen: Sequence[tuple[AnyExample, Placement, Completion]], metric: str = ""
 ) -> str:
-    """Returns why nothing can come of a sweep that begins with these answers, and what to do; empty if it may: all
+    """Returns why a sweep that begins with these answers is pointless, and what to do; empty if it is not. It is if all
     are empty, cut before a right answer, or of one wording to several questions."""
     n = len(seen)
     limit = builder.max_new_tokens + builder.max_thinking_tokens
@@ -234,5 +235,5 @@ def why_hopeless(
 
 
 def target_of(builder: TextPromptBuilder) -> str:
-    """What right responses of a task begin with, before the answer."""
+    """Returns the beginning of a task's right responses, before the answer."""
     return builder.task.target.partition("{answer}")[0].strip()

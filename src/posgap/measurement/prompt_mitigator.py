@@ -60,12 +60,13 @@ class PromptMitigator:
 
     @property
     def applied_mitigation(self) -> AppliedMitigation:
-        """What a sweep's file says of it."""
+        """The mitigation's entry in a sweep's file."""
         return AppliedMitigation(name=self.mitigation.name, settings=self.settings.model_dump(mode="json"))
 
     def is_order_free(self, examples: Sequence[AnyExample], placements: Sequence[Placement]) -> bool:
-        """Whether each example is asked alike at all placements, so that a gap of 0 is none of the mitigation's merits.
-        If several documents are equally relevant they stay as they were given, and then it need not be so."""
+        """Whether each example gets the same prompts at all placements, so that a gap of 0 is no merit of the
+        mitigation. If several documents are equally relevant they stay as they were given, and then it need not be so.
+        """
         if not self.mitigation.order_free:
             return False
         for example in examples:
@@ -176,7 +177,7 @@ class _PendingQuestion(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What a prompt is asked for: a variant of the question that has this number in its group."""
+    """The role of a prompt: a variant of the question with this number in its group."""
 
     question: _PendingQuestion
     number: int

@@ -1,4 +1,4 @@
-"""Whether a sweep is what its examples and its metric make of its responses: every response is scored again.
+"""Checks whether a sweep follows from its responses, examples and metric: every response is scored again.
 
 The figures of a sweep follow from the scores in its rows, and so does a verdict. Whoever wrote the rows, by hand or by
 a metric with a fault, could have written any score.
@@ -40,7 +40,7 @@ def swept_examples(
     sweep = evidence.sweep
     place = given or examples_of(manifest_of or folder)
     try:
-        # What a log was taken for was said by the sweep.
+        # The sweep has already reported how a log was read.
         examples = read_examples(fetch_location(place), ImportReport()) if place else []
     except (PosgapError, OSError) as error:
         if given:
@@ -106,6 +106,6 @@ def echo_finder(sweep: Sweep) -> Callable[[str, AnyExample, Placement], bool]:
 
 
 def metric_scorer(sweep: Sweep) -> Callable[[str, AnyExample, Placement], float]:
-    """What scores a response to an example at a placement as a sweep did."""
+    """Returns a function that scores a response to an example at a placement as a sweep did."""
     task = sweep.asked_task
     return lambda response, example, at: task.score(response, task.right_answers(example, at), sweep.metric)

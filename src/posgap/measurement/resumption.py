@@ -58,7 +58,7 @@ class PromptGrid:
         return len(self.examples) * len(self.placements) * self.samples
 
     def question(self, example: int, number: int) -> Question:
-        """Returns what the prompt of this number asks."""
+        """Returns the question of the prompt with this number."""
         at, sample = divmod(number, self.samples)
         placement = self.placements[at].among(self.n_docs[example]) if self.n_docs else self.placements[at]
         return Question(self.examples[example], placement, sample)
@@ -107,7 +107,7 @@ class PromptGrid:
 
     @property
     def asks_endpoint(self) -> bool:
-        """Whether an endpoint is asked without a mitigation; each prompt may then cost money."""
+        """Whether prompts go to an endpoint without a mitigation; each may then cost money."""
         return not self.settings.is_local and self.mitigator is None
 
     @property
@@ -133,8 +133,8 @@ class PromptGrid:
 
 
 class GridAnswers(NamedTuple):
-    """The completions of all prompts of a grid, in order, what an endpoint said of itself, and how fast it answered;
-    None for a model on this machine, and if nothing was left to ask."""
+    """The completions of all prompts of a grid, in order, an endpoint's statements about itself, and its speed; None
+    for a local model, and if nothing was left to ask."""
 
     completions: list[Completion]
     served: EndpointIdentity | None
@@ -240,7 +240,7 @@ class _ResumableWork:
         return replace(sampling, seed=sampling.seed + n_known) if sampling.temperature else sampling
 
     def ask_handful(self, generator: Generator, sampling: Sampling) -> None:
-        """Asks some prompts. Raises `PosgapError` if nothing can come of the others by what these answers are."""
+        """Asks some prompts. Raises `PosgapError` if these answers show that the others are pointless."""
         prompts = self.prompts
         seen = self.ask(generator, prompts.first_handful(), sampling, f"{self.title}, the first {HANDFUL}")
         why = why_hopeless(prompts.builder, seen, prompts.settings.metric)

@@ -1,5 +1,5 @@
-"""Whether wrong answers name the item at one place of the prompt, whichever was asked for: then what is right with the
-gold document there may be a habit, and no retrieval."""
+"""Finds whether wrong answers name the item at one place of the prompt, whichever was asked for: then right answers
+with the gold document there may be a habit, and no retrieval."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

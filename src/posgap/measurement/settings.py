@@ -37,7 +37,7 @@ class AskingSettings:
 
 @dataclass(frozen=True)
 class SweepSettings(AskingSettings):
-    """What is asked in a sweep, and how. `recorded` has all its parameters, as `sweep.json` keeps them.
+    """The settings of a sweep. `recorded` has all its parameters, as `sweep.json` keeps them.
 
     `task` is a name, or a definition from a file. Each prompt is asked `samples` times, greedily at `temperature` 0.
     Without `positions` a sweep tests all positions, or only those of a `shard`.

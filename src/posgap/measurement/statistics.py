@@ -24,7 +24,7 @@ EACH_END = LEVEL / 2  # how often either end of a two-sided interval may be wron
 VARIANCE_OF_TWO = 0.5
 _STEPS = 100  # steps to find the saddle point of `chance_of_less`; some ten are enough
 _Counts = tuple[np.ndarray, np.ndarray, np.ndarray]
-SPLITS = 9  # of the examples into halves, by content; what is said is the median over them
+SPLITS = 9  # of the examples into halves, by content; the median over them is reported
 FLIPS = 1999  # of the signs of examples' contrasts; with the signs seen they make 2,000
 
 

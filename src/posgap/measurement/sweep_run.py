@@ -107,7 +107,7 @@ class SweepRun:
 
     @property
     def mitigator(self) -> PromptMitigator | None:
-        """What asks by the mitigation of prompts, if there is one."""
+        """Opens the prompt mitigation, if there is one."""
         settings = self.settings
         seed = settings.access.seed
         return PromptMitigator.for_name(settings.mitigation, settings.mitigation_settings, seed, self.builder)
@@ -289,8 +289,8 @@ class SweepRun:
         }
 
     def _describe_answers(self, rows: Sequence[Prediction], correct: np.ndarray, sample: Sample) -> dict[str, Any]:
-        """Returns what came of the answers beside the figures, as fields of `Sweep`, from the `rows` of predictions at
-        the placements, and their mean scores `correct [E, P]`."""
+        """Returns the findings on the answers besides the figures, as fields of `Sweep`, from the `rows` of predictions
+        at the placements, and their mean scores `correct [E, P]`."""
         settings = self.settings
         task = self.builder.task
         choices = habit = None

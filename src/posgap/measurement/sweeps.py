@@ -93,7 +93,8 @@ class PromptSettings(Record):
 
     @classmethod
     def from_builder(cls, builder: TextPromptBuilder, decoding: str = "greedy", body: dict | None = None) -> Self:
-        """What prompts of this builder ask, with these fields in the requests to an endpoint, and this decoding."""
+        """Returns the settings of this builder's prompts, with these fields in the requests to an endpoint, and this
+        decoding."""
         return cls(
             prompt=builder.task.wording(),
             template=builder.template,
@@ -122,7 +123,7 @@ class AppliedMitigation(Record):
 
 
 class Sweep(Record):
-    """What was asked of a model, and its accuracy in points at every placement."""
+    """The settings of a sweep, and its accuracy in points at every placement."""
 
     task: str = Field(description="the task")
     model: str = Field(description="the model")
@@ -250,7 +251,7 @@ class Sweep(Record):
 
     @property
     def title(self) -> str:
-        """What stands above the sweep's page: the model, the task, and how many examples there are."""
+        """The heading of the sweep's page: the model, the task, and how many examples there are."""
         at = f" at {self.filled.tokens:,} tokens" if self.filled else ""
         return f"{self.display_name}{at}: task {self.task}, {self.sample_text}"
 

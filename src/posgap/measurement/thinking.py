@@ -86,12 +86,12 @@ def thinking_retries(builder: TextPromptBuilder, example: AnyExample, placement:
 
 
 def _is_decided(builder: TextPromptBuilder) -> bool:
-    """Whether somebody has decided on the model's thoughts, by a limit of their own or by the switch."""
+    """Returns whether the user has set the model's thinking, by its own limit or by the switch."""
     return bool(builder.max_thinking_tokens) or turns_off(builder)
 
 
 def _has_switch(builder: TextPromptBuilder) -> bool:
-    """Whether the chat template has the switch; one of an endpoint may have it."""
+    """Returns whether the chat template has the switch; an endpoint's may have it."""
     if isinstance(builder, PromptBuilder):
         return builder.chat is not None and bool(re.search(rf"\b{SWITCH}\b", builder.chat.source))
     return bool(builder.template)

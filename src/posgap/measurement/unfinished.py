@@ -65,7 +65,7 @@ class Unfinished:
         self.completions[example, number] = completion
         answer = _Answer(example=example, number=number, **completion._asdict())
         line = json.dumps(answer.model_dump(mode="json", exclude_defaults=True), ensure_ascii=False)
-        # Opened each time: what is written is with the operating system, whatever becomes of this process.
+        # Opened each time: written lines are with the operating system, whatever becomes of this process.
         with open(self.file, "a", encoding="utf-8") as file:
             file.write(line + "\n")
 

@@ -59,8 +59,8 @@ def _context(folder: Path) -> int:
 
 
 def _let_tokenizer_read(folder: Path, before: int, now: int) -> None:
-    """Has the tokenizer declare what the model reads `now`, in place of the length that it read `before`; a shorter
-    one was somebody's wish, and stays."""
+    """Makes the tokenizer declare the model's length `now`, in place of the one `before`; a shorter one was somebody's
+    choice, and stays."""
     file = folder / "tokenizer_config.json"
     # Not by our reader: most declare 10^30 tokens, which is more than it takes for a number.
     own = json.loads(file.read_bytes()) if now > before and file.is_file() else {}
@@ -89,7 +89,7 @@ def copy_model(model: Path, out: Path) -> None:
 def warn_in_card(out: Path, warning: str) -> None:
     """Puts a warning before the text of the model card in `out`, behind its YAML front matter."""
     card = out / "README.md"
-    # Whoever wrote it, in what encoding.
+    # Written by others, in any encoding.
     text = card.read_text(encoding="utf-8", errors="surrogateescape") if card.exists() else ""
     front, body = _front_matter(text)
     card.write_text(front + warning + body, encoding="utf-8", errors="surrogateescape")

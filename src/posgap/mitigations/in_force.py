@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def apply_mitigation(model: "PreTrainedModel", name: str, settings: "Settings | Mapping[str, Any]") -> None:
-    """Puts a mitigation in force in `model`, in place of its own earlier settings if it is in force already.
+    """Applies a mitigation to `model`, replacing its own earlier settings if it is already applied.
 
-    Raises `PosgapError` if the model's family cannot have it; the model is then as it was.
+    Raises `PosgapError` if the model's family cannot have it; the model is then unchanged.
     """
     mitigation = model_mitigation(name)
     given = settings if isinstance(settings, mitigation.settings) else parse_as(mitigation.settings, settings, name)
@@ -87,7 +87,7 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrained
 def apply_configured(model: "PreTrainedModel") -> "PreTrainedModel":
     """Applies the RoPE factors and mitigations of the model's config, and returns the model."""
     _take_from_folder(model)
-    also = listed_mitigations(model.config, name_of(model))  # before anything is applied, which lists what is in force
+    also = listed_mitigations(model.config, name_of(model))  # before anything is applied and listed
     scale_model(model)
     for entry in also:
         apply_mitigation(model, entry["name"], entry["settings"])

@@ -1,7 +1,7 @@
-"""What every mitigation says of itself, so that one sweep can try them all.
+"""Declares what every mitigation says about itself, so that one sweep can try them all.
 
-A mitigation works on a model (its config, its positions) or on what is asked of it (the order of a prompt's documents,
-several prompts for one answer). Its `Settings` are what can be chosen about it.
+A mitigation works on a model (its config, its positions) or on its prompts (the order of their documents, several
+prompts for one answer). Its `Settings` are what can be chosen about it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ Undo = Callable[[], None]
 
 
 class Settings(BaseModel):
-    """What can be chosen about a mitigation: JSON, as a model's config.json and `posgap mitigate` keep it."""
+    """The settings of a mitigation: JSON, as in a model's config.json and for `posgap mitigate`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
@@ -64,8 +64,8 @@ class ModelMitigation(Mitigation):
     of_model: ClassVar[bool] = True
 
     def apply_to(self, model: "PreTrainedModel", settings: Any) -> Undo:
-        """Puts the mitigation in force and returns what takes it back. Raises `PosgapError`, with the model as it was,
-        with the true reason why a family cannot have it."""
+        """Applies the mitigation and returns a function that undoes it. Raises `PosgapError`, with the model unchanged,
+        with the true reason if a family cannot have it."""
         raise NotImplementedError
 
     def neutral_settings(self, config: "PretrainedConfig") -> Settings | None:

@@ -162,7 +162,8 @@ def _change_parameters(config: Any, where: str, change: Change, factor: float) -
 def _remake_rotaries(
     model: "PreTrainedModel", name: str, rotaries: "list[nn.Module]", change: Change, factor: float
 ) -> Undo:
-    """Makes the rotary embeddings of a model anew, from its configuration with a factor; returns what undoes it."""
+    """Makes the rotary embeddings of a model anew, from its configuration with a factor; returns a function that undoes
+    it."""
     config: Any = model.config.get_text_config()
     where = f"{name_of(model)}: {name}"
     before = getattr(config, "rope_parameters", None)
@@ -199,7 +200,7 @@ def _on(table: "Tensor | None", device: Any) -> "Tensor | None":
 
 
 def _public(module: "nn.Module") -> dict[str, Any]:
-    """Returns what a rotary embedding knows beside its buffers: kinds, gains, lengths."""
+    """Returns what a rotary embedding holds besides its buffers: kinds, gains, lengths."""
     return {key: value for key, value in vars(module).items() if key[0] != "_" and key not in ("forward", "training")}
 
 

@@ -35,7 +35,7 @@ from posgap.models.patching import name_of
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-# Of these it is known that frequency i is base ** (-2 i / d), before whatever else they do.
+# For these, frequency i is known to be base ** (-2 i / d), before anything else that they do.
 _KINDS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 
 

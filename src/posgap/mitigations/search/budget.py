@@ -1,11 +1,11 @@
-"""What a comparison of mitigations does with its time: half of it is for choosing settings, the rest for measuring."""
+"""Divides a comparison's time: half of it is for choosing settings, the rest for measuring."""
 
 import time
 from collections.abc import Callable
 
 CHOOSING = 0.5  # share of the budget for trying settings
 TRIALS = 3  # settings of each mitigation that the time must allow, if each takes as long as the unmodified model
-SEARCHING = 0.7  # share of a mitigation's time for a search of its own; the rest is to try what that finds
+SEARCHING = 0.7  # share of a mitigation's time for its own search; the rest is to try what that finds
 TIMING = 0.05  # share of the budget for the times of answers
 FILLED = 0.85  # share of the remaining time for sweeps: measuring costs and writing pages take the rest
 _MORE = 1.25  # times as many examples, or all, must fit before more are asked

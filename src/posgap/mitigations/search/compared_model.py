@@ -47,7 +47,7 @@ class ComparedModel:
         placements: Sequence[Placement],
         examples: Sequence[AnyExample],
     ) -> "ComparedModel":
-        """Loads the model, or opens what asks it elsewhere."""
+        """Loads the model, or opens the generator that calls it elsewhere."""
         as_retrieved = order_of_retriever(builder.task, examples, placements[0].n_docs)
         access = settings.access
         is_here = BACKENDS[access.backend].in_memory
@@ -62,7 +62,7 @@ class ComparedModel:
 
     @property
     def sweeps_per_trial(self) -> int:
-        """How many times as many prompts as a trial a sweep asks: at all placements, and as retrieved."""
+        """Returns a sweep's prompts as a multiple of a trial's: at all placements, and in the retriever's order."""
         return len(self.placements) + 1 if self.as_retrieved else 1
 
     @property
@@ -84,7 +84,7 @@ class ComparedModel:
         return ""
 
     def prompt_mitigator(self, name: str, settings: Settings | None) -> PromptMitigator | None:
-        """Returns what asks by a mitigation of prompts; None for others."""
+        """Returns the prompt mitigator of a mitigation of prompts; None for others."""
         if name == BASE or MITIGATIONS[name].of_model:
             return None
         assert settings is not None
@@ -108,8 +108,7 @@ class ComparedModel:
             undo()
 
     def _put_in_force(self, model: "PreTrainedModel", name: str, settings: Settings | None) -> Callable[[], None]:
-        """Puts a mitigation of models in force, and returns what takes it back, to other settings of it if there were
-        any."""
+        """Applies a model mitigation, and returns a function that restores its earlier settings, if any."""
         if name == BASE or not MITIGATIONS[name].of_model:
             return lambda: None
         assert settings is not None

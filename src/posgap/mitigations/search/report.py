@@ -114,8 +114,8 @@ class MitigationOutcome(Record):
 
     @property
     def helps(self) -> bool:
-        """Whether it is for certain better on the held-out examples: in what it gains, or, without a retriever's order,
-        in its gap with a mean that is not for certain lower."""
+        """Whether it is certainly better on the held-out examples: in its gain, or, without a retriever's order, in its
+        gap with a mean that is not certainly lower."""
         if not self.measured:
             return False
         return self.measured.gain_ci95[0] > 0 or (self.narrows and not self.measured.over_retrieved)
@@ -154,7 +154,7 @@ class MitigationOutcome(Record):
 
     @property
     def label(self) -> str:
-        """Its name as pages have it, which says of a baseline that it is one."""
+        """The mitigation's name on pages, which marks a baseline."""
         return f"{self.name} (a baseline)" if self.source.startswith("a baseline") else self.name
 
     @property
@@ -189,7 +189,7 @@ class RetrievedOrder(Record):
 
     @property
     def cost(self) -> str:
-        """What position costs, in words: the points that the relevant passages at the best position would add."""
+        """The cost of position, in words: the points that the relevant passages at the best position would add."""
         if self.best_over is None or self.best_over_ci95 is None:
             return f"As retrieved the model answers {self.accuracy:.1f} % ({self.ci95[0]:.1f} to {self.ci95[1]:.1f})"
         low, high = self.best_over_ci95
@@ -235,7 +235,7 @@ class MitigateResult(Record):
 
     @property
     def helpful_outcomes(self) -> list[MitigationOutcome]:
-        """Those that are better for certain, what gains most first."""
+        """The certainly better ones, the largest gain first."""
         return rank_helpful(self.found)
 
     @property

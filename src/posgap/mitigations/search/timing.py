@@ -29,8 +29,8 @@ class _QuestionCost:
 def measure_cost(
     model: ComparedModel, name: str, settings: Settings, examples: Sequence[AnyExample], seconds: float
 ) -> Cost:
-    """Measures what a mitigation costs on some questions with the gold in the middle, asked with it and without in
-    turns until these seconds are over, and at least once."""
+    """Measures a mitigation's cost on some questions with the gold in the middle, with it and without in turns until
+    these seconds are over, and at least once."""
     ratios = list[tuple[float, float, float, float]]()
     began = _now()
     for example in examples[:QUESTIONS]:
