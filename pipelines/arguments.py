@@ -25,8 +25,8 @@ def arguments(config: PipelineArguments, parameters: dict[str, dict[str, Any]]) 
 
 
 def declared_parameters(pipeline: str) -> dict[str, dict[str, Any]]:
-    """The parameters of this version's pipeline of that name, by its form: as when it is compiled, but without what is
-    said of them, defaults and choices."""
+    """Returns the parameters of this version's pipeline of that name, by its form: as at compilation, but without
+    descriptions, defaults and choices."""
     return {
         name: {"parameterType": _TYPES.get(plain_type(field), "STRING"), "isOptional": not field.is_required()}
         for name, field in sorted(fields_of(FORMS[pipeline]).items())

@@ -64,7 +64,7 @@ def _name_in_each(name: str, faults: Iterable[str]) -> list[str]:
 
 
 def form_complaints(parameters: Mapping[str, dict[str, Any]]) -> list[str]:
-    """What makes the form hard to fill in, which KFP's UI draws from the parameters in the order of their names."""
+    """Lists what makes the form hard to fill in; KFP's UI draws it from the parameters in the order of their names."""
     names = sorted(parameters)
     faults = []
     required = [name for name in names if "defaultValue" not in parameters[name]]
@@ -127,7 +127,7 @@ def complaints(step: Step) -> list[str]:
 
 
 def unpassed_complaints(step: Step) -> list[str]:
-    """What the step uses and KFP does not pass to it: it compiles such a step, which then cannot start."""
+    """Lists values that the step uses and KFP does not pass to it: it compiles such a step, which then cannot start."""
     names = ", ".join(name.removeprefix("pipelinechannel--") for name in step.unpassed)
     return (
         [f"uses {names}, which KFP does not pass into the group around it: the step would not start"] if names else []
@@ -145,7 +145,8 @@ def image_warnings(images: Iterable[str]) -> list[str]:
 
 
 def _share_complaints(requested: Resources) -> list[str]:
-    """What is too little for each accelerator: a process of its own feeds it, which loads the model first."""
+    """Lists requests that are too small for each accelerator: a process of its own feeds it, which loads the model
+    first."""
     number = requested.accelerators or 0
     faults = []
 

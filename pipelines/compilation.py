@@ -120,7 +120,7 @@ class CompiledYaml:
 
     @contextmanager
     def source(self) -> Iterator[dict[str, str]]:
-        """What KFP's client is told to run: the version that was uploaded, else the file of `package`."""
+        """Returns what KFP's client must run: the uploaded version, else the file of `package`."""
         if self.reference:
             yield self.reference
             return

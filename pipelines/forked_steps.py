@@ -46,7 +46,7 @@ def await_server() -> None:
 
 
 def _nothing() -> None:
-    """What a process does that is begun to see whether others can be."""
+    """Does nothing: its process only tests whether others can be started."""
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ FORMS: dict[str, type[Config]] = {
     "mitigation": PreflightConfig,
     "watch": WatchFormConfig,
 }  # of this version's pipelines
-SETTINGS = "settings"  # the parameter that takes what the form does not ask for
+SETTINGS = "settings"  # the parameter for settings without a field of their own
 _NO_FIELDS = {"out", "force", "trainer"}  # of a config, that are no parameters of a pipeline
 
 

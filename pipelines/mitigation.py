@@ -119,7 +119,7 @@ def _measure_and_mitigate(
             pools.promote(crowned).set_caching_options(False).set_display_name(f"promote {title}")
 
     def judge_mitigated(model, settings, of: str, title: str) -> None:
-        """Puts the best mitigation of a model in force and judges what comes of it."""
+        """Applies the best mitigation of a model and judges the result."""
         tried = {"examples": train, "exclude": held_out, "model": model, "settings": settings}
         found = pools.inference(mitigate(**tried, **made)).set_display_name(f"mitigate{of}").outputs["out"]
         # Whether it helps for certain is the gate's to say.

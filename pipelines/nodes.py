@@ -19,7 +19,7 @@ _KEEPS_OUT = ("NoSchedule", "NoExecute")
 
 @dataclass(frozen=True)
 class Node:
-    """What a node has for pods: CPUs, bytes, and accelerators by their resource's name."""
+    """A node's resources for pods: CPUs, bytes, and accelerators by their resource's name."""
 
     name: str
     labels: Mapping[str, str]

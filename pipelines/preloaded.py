@@ -1,4 +1,5 @@
-"""What the server of steps imports before it forks itself for the first of them (`forked_steps`); nothing else may."""
+"""What the server of steps imports before it forks itself for the first of them (`forked_steps`); it imports nothing
+else."""
 
 import contextlib
 import gc

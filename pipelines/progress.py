@@ -11,7 +11,7 @@ from posgap.pipelines.compilation import CompiledYaml
 from posgap.pipelines.resources import Resources, resources
 from posgap.pipelines.steps import UNKNOWN, task_names, tree
 
-# What Argo says of a pod that is merely being started.
+# Argo's message on a pod that is merely starting.
 _STARTING = re.compile(r"^(PodInitializing|ContainerCreating)?$|^(PodInitializing|ContainerCreating):")
 
 
@@ -99,7 +99,7 @@ class Progress:
 
 
 def _state_of(step: str, pods: list[dict[str, Any]]) -> State | None:
-    """What the last try of a step is doing; None of a pod that is being started."""
+    """Returns the progress of a step's last try; None for a pod that is starting."""
     last = pods[-1]
     phase = pods[-1]["phase"]
     why = last.get("message") or ""
@@ -120,7 +120,7 @@ def _time(node: Mapping[str, Any], name: str) -> datetime | None:
 
 
 def describe_request(asked: Resources) -> str:
-    """Returns in words what a step asks of its node."""
+    """Returns in words what a step requests of its node."""
     amounts = [f"{asked.cpu} CPUs", asked.memory, *([f"{asked.accelerators} GPUs"] if asked.accelerators else [])]
     pool = ", ".join(f"{name}={value}" for name, value in asked.pool.items())
     words = ", ".join(each for each in amounts if UNKNOWN not in each and each.strip() not in ("", "CPUs"))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 # A schedule's description: its times, for people, and a digest of everything that it is made from.
 _MARK = re.compile(r"(?P<cron>.+) in (?P<zone>\S+); posgap \S+ [0-9a-f]{64}")
-# What is listed of a schedule, as JSON names it, with its headings.
+# The listed fields of a schedule, as JSON names them, with their headings.
 _SHOWN = {"name": "name", "state": "state", "cron": "cron", "timezone": "time zone", "next": "next run", "id": "id"}
 
 

@@ -56,8 +56,8 @@ def tree(compiled: CompiledYaml, arguments: Mapping[str, Any]) -> Group:
 
 
 def _known_outputs(compiled: CompiledYaml, scope: Mapping[str, Any]) -> dict[str, str]:
-    """What `preflight` will say of the resources of training, as far as its pool and the number of GPUs are known; by
-    step and output, joined with a dot, which no parameter's name has."""
+    """Returns what `preflight` will say of training's resources, as far as its pool and the number of GPUs are known;
+    by step and output, joined with a dot, which no parameter's name contains."""
     container = compiled.executors.get("exec-preflight", {}).get("container", {})
     environment = {each["name"]: each["value"] for each in container.get("env", [])}
     pool = train_pool(environment.get(VARIABLE, ""))

@@ -30,8 +30,8 @@ ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 def to_run(config: PipelineOnCluster) -> tuple[CompiledYaml, dict]:
     """The compiled pipeline to run, and its complete arguments.
 
-    What is wrong with the server's address, or by the form with the arguments, is said before kfp is imported and the
-    pipeline compiled, which takes seconds.
+    Errors of the server's address, or of the form's arguments, are reported before kfp is imported and the pipeline
+    compiled, which takes seconds.
     """
     address(config)
     if not (config.version or config.file):

@@ -3,10 +3,10 @@
 Nothing is imported here, so that vLLM's plugin finds the names below without transformers.
 """
 
-# What a folder of peft's has that is an adapter, and no model by itself.
+# The file that marks one of peft's folders as an adapter, which is no model by itself.
 ADAPTER = "adapter_config.json"
 MERGING = "merge it into its base by peft: AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload()"
-# What is wrong with a folder that is no model's.
+# The fault of a folder that holds no model.
 NO_CONFIG = "there is no config.json; give the folder that `save_pretrained` wrote"
 # The RoPE factors in a model's config.json.
 CONFIG_KEY = "posgap_rope_factors"

@@ -1,9 +1,9 @@
 """Writes the config.json of a model that only posgap loads: other loaders find no model in it, so none silently drops
 its RoPE factors and mitigations.
 
-Such a file is *closed*: the model's own config stands in `posgap_model`, and beside it a model type that names the
-remedy, which transformers, and whatever else looks a family up, says it does not know. Sizes stand there in words, for
-loaders that are told the family (`LlamaForCausalLM.from_pretrained`) and fill in what a file leaves out.
+Such a file is *closed*: the model's own config is in `posgap_model`, and beside it a model type that names the remedy.
+transformers, and every other program that looks a family up, reports that type as unknown. Sizes are given in words
+there, for loaders that are told the family (`LlamaForCausalLM.from_pretrained`) and fill in missing ones.
 """
 
 import json

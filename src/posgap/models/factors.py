@@ -19,8 +19,8 @@ def config_factors(config: "PretrainedConfig") -> Factors | None:
 
 
 def is_altered(config: "PretrainedConfig") -> bool:
-    """Whether a model's config names RoPE factors or mitigations, so that whoever loads it without posgap gets another
-    model."""
+    """Returns whether a model's config names RoPE factors or mitigations, so that loading it without posgap gives
+    another model."""
     return getattr(config, CONFIG_KEY, None) is not None or getattr(config, MITIGATIONS_KEY, None) is not None
 
 

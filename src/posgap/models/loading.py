@@ -42,7 +42,7 @@ HUB_SECONDS = 60.0  # for a model's small files
 SILENCE_SECONDS = 10.0  # without a reply from the hub, before giving up
 MAX_GROWTH = 100.0  # of a text by a tokenizer's replacements
 MAX_PARTS = 4096  # layers, heads or experts that a config may name beyond what its weights have
-MIN_WEIGHTS = 1 << 24  # that a config may ask for, whatever the files hold
+MIN_WEIGHTS = 1 << 24  # that a config may request, whatever the files hold
 _PACKED = 8  # weights that an element of a file may hold, as quantization packs them
 _PARTS = re.compile(r"(layer|expert|head|block)s?$")
 _SIZE = re.compile(r"(size|dim|rank|inner|embd)$")
@@ -61,7 +61,7 @@ def _load_by(loader, path: str, what: str, weights: bool = False, **options):
             if loader is AutoConfig:
                 return config
             options["config"] = config
-        # Of a folder of this machine the hub is asked nothing.
+        # A local folder needs no query to the hub.
         return loader.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True, **options)
     except (PosgapError, MemoryError):
         raise
@@ -272,7 +272,7 @@ def _count_weights(config: PretrainedConfig) -> int:
     """The number of weights of a config's model, which is made without memory for them; 0 if it cannot be made so."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    with suppress(Exception), torch.device("meta"):  # families' own; whoever loads the model says what is wrong
+    with suppress(Exception), torch.device("meta"):  # families' own; loading the model reports the error
         model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](copy.deepcopy(config))  # type: ignore[operator]  # one class, for causal models
         return sum(tensor.numel() for tensor in chain(model.parameters(), model.buffers()))
     return 0
@@ -280,7 +280,7 @@ def _count_weights(config: PretrainedConfig) -> int:
 
 @contextmanager
 def without_reports() -> Iterator[None]:
-    """Within the block transformers prints no tables of weights; what is in them is said in a line."""
+    """Within the block transformers prints no tables of weights; posgap reports their content in a line."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity(transformers_logging.CRITICAL)
     try:

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from posgap.models.memory import available_bytes
 
 MIN_WEIGHTS = 1 << 16  # of a layer that gains from it
-SHARE = 0.3  # of the memory that is free: the packed weights stand beside the others
+SHARE = 0.3  # of the free memory: the packed weights come on top of the others
 _DTYPES = (torch.float32, torch.bfloat16)
 
 

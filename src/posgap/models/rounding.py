@@ -89,7 +89,7 @@ def round_weights(
         for name, tensor in before.items():
             if name in tied:
                 continue
-            # What a family keeps in a precision of its own stays in that.
+            # Tensors that a family keeps in their own precision stay in it.
             kind = dtype if tensor.dtype == base.dtype else tensor.dtype
             value = after.get(name, tensor).detach().cpu()
             is_rounded = way == "stochastic" and value.is_floating_point()

@@ -89,7 +89,7 @@ class Config(BaseModel):
         return Path("runs") / re.sub(r"[^\w.-]+", "-", "-".join(words)).strip(".-")
 
     def is_served(self, name: str) -> bool:
-        """Whether the input of this name is a model that a server elsewhere calls so, in whatever way."""
+        """Returns whether the input of this name is a served model's name, in whatever form."""
         return False
 
     def further_inputs(self) -> dict[str, str]:

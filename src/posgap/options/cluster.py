@@ -1,4 +1,4 @@
-"""What a compiled pipeline assumes of a cluster: its pools of nodes, secrets and config maps."""
+"""The assumptions of a compiled pipeline about a cluster: its pools of nodes, secrets and config maps."""
 
 import re
 from typing import Self
@@ -39,7 +39,7 @@ class PoolConfig(Config):
     timeout: int = Field(0, ge=0, description="seconds after which a try of a step is ended; 0: never")
 
     def times(self, accelerators: int) -> Self:
-        """Returns the pool for a step with this number of accelerators; a pool without any asks for what is there."""
+        """Returns the pool for a step with this number of accelerators; with none, the amounts stay."""
         return self.model_copy(update={name: _times(getattr(self, name), max(accelerators, 1)) for name in _AMOUNTS})
 
 
@@ -95,7 +95,7 @@ class ClusterConfig(Config):
     @field_validator("cpu", "small", "promote")
     @classmethod
     def _no_gpus(cls, pool: PoolConfig) -> PoolConfig:
-        """What would have no effect is refused."""
+        """Refuses settings that would have no effect."""
         for name in ("tolerations", "accelerator", "shared_memory", "queue"):
             if getattr(pool, name):
                 raise ValueError(f"{name}: is for GPU steps alone, those of train and inference; leave it out")

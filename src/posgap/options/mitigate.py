@@ -94,12 +94,13 @@ class MitigateConfig(
         return {name: value for name, value in self.parameter_values().items() if name not in without_effect}
 
     def sweep_settings(self) -> SweepSettings:
-        """What a sweep of all examples without a mitigation is told."""
+        """Returns the settings of a sweep of all examples without a mitigation."""
         shared = type(self).model_fields.keys() & SweepConfig.model_fields.keys() - {"force", "limit"}
         return SweepConfig(**{name: getattr(self, name) for name in shared}).sweep_settings()
 
     def search_settings(self) -> SearchSettings:
-        """What the search of RoPE factors is told: as `scale search` does by default, all placements counting alike."""
+        """Returns the settings of the search of RoPE factors: the defaults of `scale search`, with equal weight for all
+        placements."""
         shared = type(self).model_fields.keys() & ScaleSearchConfig.model_fields.keys() - {"backend"}
         searching = ScaleSearchConfig(**{name: getattr(self, name) for name in shared}, objective="uniform")
         return replace(searching.search_settings(), backend=self.backend)  # an endpoint's model is not searched

@@ -42,7 +42,7 @@ class ServerConfig(KfpConfig):
     experiment: str = Field("posgap", min_length=1, description="KFP experiment; created if it does not exist")
 
 
-# What Kubernetes takes for a name, since there KFP can keep its pipelines.
+# Kubernetes' rule for names, since KFP can keep its pipelines there.
 UploadedName = Annotated[str, StringConstraints(pattern=r"^([a-z0-9]([a-z0-9.-]{0,98}[a-z0-9])?)?$")]
 
 

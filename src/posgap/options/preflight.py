@@ -21,7 +21,7 @@ PIPELINE_BACKENDS = LOCAL_BACKENDS.where(lambda backend: backend is not AUTO)  #
 
 
 class PlacedConfig(FreshConfig):
-    """What the forms of all pipelines ask for."""
+    """The fields in the forms of all pipelines."""
 
     registered_name: str = Field(PromoteConfig.default("name"), description="name of the registered model in MLflow")
 

@@ -1,4 +1,4 @@
-"""Options of all verbs that make prompts: the task, and what stands around its text."""
+"""Options of all verbs that make prompts: the task, and the text around its own."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +26,7 @@ SHUFFLE = "seed that shuffles each example's distractors, in the same way at eve
 
 
 class FramingParameters(Parameters):
-    """What stands around a task's text when a model is asked."""
+    """The text around a task's own in a prompt."""
 
     system: Annotated[str, RARE] = Field("", description="system message; empty: none")
     template: Annotated[ChatTemplateText, RARE] = Field(
@@ -37,7 +37,7 @@ class FramingParameters(Parameters):
     )
 
     def framing(self) -> Framing:
-        """What stands around a task's text."""
+        """Returns the text around a task's own."""
         return Framing(self.system, self.template, self.template_args)
 
 

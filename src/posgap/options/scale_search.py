@@ -54,7 +54,7 @@ class ScaleSearchConfig(*CURVES.bases(), LocalBackendConfig):  # type: ignore[mi
         return high
 
     def search_settings(self) -> SearchSettings:
-        """What the search is told."""
+        """Returns the settings of the search."""
         parameters = CURVES[self.curve].parameters.of(self).model_dump()
         own = [each.name for each in fields(SearchSettings) if each.name in type(self).model_fields]
         return SearchSettings(curve_parameters=parameters, **{name: getattr(self, name) for name in own})

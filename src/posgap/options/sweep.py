@@ -143,7 +143,7 @@ class SweepConfig(
         return {f"guards.{name}": guard.place for name, guard in self.guards.items() if guard.place}
 
     def sweep_settings(self) -> SweepSettings:
-        """What the sweep is told."""
+        """Returns the settings of the sweep."""
         own = {
             each.name: getattr(self, each.name)
             for each in fields(SweepSettings)

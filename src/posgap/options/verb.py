@@ -1,4 +1,4 @@
-"""What a verb is: its options, an example, the files that it writes."""
+"""Describes a verb: its options, an example, the files that it writes."""
 
 from enum import Enum
 from typing import NamedTuple

@@ -23,7 +23,7 @@ class Pair(TypedDict):
 
 
 class Agreement(TypedDict):
-    """What `measure_agreement` finds."""
+    """The result of `measure_agreement`."""
 
     of: str
     pairs: list[Pair]
@@ -62,7 +62,7 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 
 
 def agreement_text(found: Mapping[str, Any], measure: str = "rollout") -> str:
-    """How one measure agrees with those that are made otherwise, in words."""
+    """Says in words how one measure agrees with those that are made in another way."""
     others = []
     for pair in found["pairs"]:
         other = next((name for name in pair["measures"] if name != measure and name in OTHERS), None)

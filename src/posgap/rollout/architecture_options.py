@@ -144,7 +144,7 @@ def _masks(description: Description, measured: Measurement | None, n: int, n_lay
                     f"mask: layer {layer} of the measured model sees no window that ends with the token: give another "
                     "mask"
                 )
-            # What saw all of the texts is taken for a layer without a window.
+            # A layer that saw all of the texts counts as one without a window.
             masks.append(Mask.causal(n) if seen >= measured.sequence_length else Mask(seen))
         return masks
     if len(description.window) > 1:

@@ -1,4 +1,5 @@
-"""What each token gives through a layer's attention: norms of its weighted values, and gradients of its weights.
+"""Measures what each token gives through a layer's attention: norms of its weighted values, and gradients of its
+weights.
 
 In shapes, B counts texts, N tokens, H heads that share their values in K groups, d a head's values and D the stream.
 """

@@ -116,8 +116,7 @@ class Decoder:
         )
 
     def mixing(self) -> str:
-        """Names what mixes tokens in the model beside the attention that is read, in words; empty if nothing
-        does."""
+        """Names in words what mixes tokens in the model besides the attention that is read; empty if nothing does."""
         words = []
         beside = []
         if self.n_layers < self.n_all:
@@ -222,7 +221,8 @@ class Decoder:
         return LayerReading(a / (x + a), heads)
 
     def _adding(self, layer: int, call: Call, one: _Seen) -> _Adding:
-        """How the layer adds its attention to the stream, from calls with 0, 1 and 2 times what the attention makes."""
+        """Finds how the layer adds its attention to the stream, from calls with 0, 1 and 2 times the attention's
+        output."""
         where = f"{type(self.model).__name__}, layer {self.numbers[layer]}"
         if not one.writers or one.written is None:
             raise BadModel(f"{where}: no module writes what the attention adds, so there is no residual strength")
@@ -480,8 +480,8 @@ def _nothing(module: nn.Module, args: tuple, output: Any) -> Any:
 
 
 def _passes(module: nn.Module) -> bool:
-    """Whether a module adds nothing of its own to the stream: it makes tables, or has no parameters (nor buffers, as
-    quantised layers have them)."""
+    """Returns whether a module adds nothing of its own to the stream: it makes tables, or has no parameters (nor
+    buffers, as quantised layers have them)."""
     if "Rotary" in type(module).__name__:
         return True
     return next(chain(module.parameters(), module.buffers()), None) is None

@@ -85,13 +85,13 @@ def among_documents(row: np.ndarray, asked: MeasuredPrompt) -> np.ndarray:
 def summarize_documents(
     asked: Sequence[MeasuredPrompt], influence: Mapping[str, Sequence[np.ndarray]], attention: np.ndarray, seed: int
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What `measurement.json` holds of documents, and each prompt's shares among documents [E, n] by measure, from each
-    prompt's distributions [N] by measure and the last token's `attention [E, L, H, n]`.
+    """Returns the documents' entry in `measurement.json`, and each prompt's shares among documents [E, n] by measure,
+    from each prompt's distributions [N] by measure and the last token's `attention [E, L, H, n]`.
 
     By measure: the mean share of each of `PARTS` in the whole influence, with a 95 % interval over prompts; the mean
     share of each document among the documents, with its interval, and the shape of these shares (`shape_of`); and for
-    each gold position that was asked the gold document's mean share among documents with its interval. By layer: the
-    last token's attention to the gold document, averaged over heads.
+    each tested gold position the gold document's mean share among documents with its interval. By layer: the last
+    token's attention to the gold document, averaged over heads.
     """
     positions = np.array([each.position for each in asked])
     there = np.unique(positions)

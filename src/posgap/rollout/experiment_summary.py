@@ -12,7 +12,7 @@ from posgap.rollout.plots import style_axes
 def summarize(rows: list[dict]) -> list[dict]:
     """Combines the seeds of each setting: gaps with mean and standard deviation; accuracy and sinks as means.
 
-    What a network that learned nothing shows (see `trials.nulls`) is the same for all seeds of a setting.
+    The figures of a network that learned nothing (see `trials.nulls`) are the same for all seeds of a setting.
     """
     settings: dict[str, list[dict]] = {}
     for row in rows:
@@ -93,7 +93,7 @@ def gap_bars(summary: list[dict]) -> Figure:
         for at, gap in zip(x, gaps):
             axes.scatter([at] * len(gap["values"]), gap["values"], s=8, color="#0f172a", zorder=3, linewidth=0)
     axes.axhline(0, color="#334155", linewidth=0.8)
-    names = []  # with the accuracy on novel classes beside chance: what a gap is a gap of
+    names = []  # with the accuracy on novel classes compared with chance, which puts a gap in proportion
     for cell in summary:
         accuracy = f"{cell['accuracy']['any']:.0f} % (chance {cell['chance']:.0f})"
         names.append(cell["name"].replace(", ", "\n") + f"\n{accuracy}")

@@ -307,8 +307,8 @@ def _layer_by_layer(
     """The influence in a batch `ids [B, N]` by measure, [B, N] each, and the last token's attention [B, L, H, N].
 
     `gradients` [L] are those with respect to what each layer's attention writes; without any, `OF_VALUES` are left out.
-    Layers are called again, with the `calls` of `record_calls`, from the last one down; what they say beside is added
-    to `statistics`.
+    Layers are called again, with the `calls` of `record_calls`, from the last one down; their further findings are
+    added to `statistics`.
     """
     statistics.add_texts(*ids.shape)
     of_values = gradients is not None

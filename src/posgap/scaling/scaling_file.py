@@ -29,7 +29,7 @@ class GeneratedFitness(Record):
 
 
 class ForcingCheck(Record):
-    """How teacher forcing judges the best candidates, beside generation."""
+    """Compares teacher forcing's scores of the best candidates with generation's."""
 
     prompts: int = Field(description="how many")
     right: int = Field(description="by teacher forcing")

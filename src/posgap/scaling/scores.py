@@ -18,7 +18,7 @@ class _CandidateScore(Record):
 
 
 class _SearchState(Record):
-    """A search under way: what each candidate answered, as `Scores.right` has it."""
+    """A search under way: the result of each candidate, in the form of `Scores.right`."""
 
     identity: str
     forward_passes: int

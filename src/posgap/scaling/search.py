@@ -132,7 +132,7 @@ class FactorSearch:
 
     @property
     def loses_ties(self) -> bool:
-        """Whether forcing loses right answers to ties, as it does in 16 bits: then the best candidates are to be judged
+        """Whether forcing loses right answers to ties, as it does in 16 bits: then the best candidates must be judged
         by what they generate."""
         return self.forces and self.model.dtype.itemsize == 2
 

@@ -43,8 +43,8 @@ def _format_factors(factor: float | list[float] | None) -> str:
 
 
 def _agree(wanted: float | list[float], real: float | list[float] | None) -> bool:
-    """Whether a layer applies what its config has; heads may all have their layer's factor. A layer without rotary
-    positions has nothing to apply."""
+    """Returns whether a layer applies its config's factors; heads may all have their layer's factor. A layer without
+    rotary positions has nothing to apply."""
     if real is None:
         return True
     of_heads = real if isinstance(real, list) else [real]

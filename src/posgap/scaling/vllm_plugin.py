@@ -53,7 +53,7 @@ def register() -> None:
 
 
 class FactorSetter:
-    """What the workers of a search's vLLM can do besides."""
+    """Extends the workers of a search's vLLM."""
 
     get_model: Callable[[], nn.Module]  # the worker's own
 

@@ -205,7 +205,7 @@ def move_into_cache(path: Path, sha256: str) -> None:
 @contextmanager
 def lock_mark(mark: str, wait: bool = True) -> Iterator[None]:
     """Holds the lock of this name until the block ends, against other processes of this machine and of all that share
-    the cache. The `mark` stands for what is read or made, mostly the beginning of a digest.
+    the cache. The `mark` identifies what is read or made, mostly by the beginning of a digest.
 
     Raises `TimeoutError` if another process has it and this one must not `wait`.
     """

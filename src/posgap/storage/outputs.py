@@ -86,8 +86,8 @@ class Output:
             raise BadOutput(f"{self}: cannot be written: {error.strerror or error}{with_uris(where)}") from None
 
     def clear(self) -> bool:
-        """Claims a complete output that something was left beside, and removes what a killed writer left; returns
-        whether it did: nothing may be there, or somebody writes it now."""
+        """Claims a complete output with leftovers beside it, and removes what a killed writer left. Returns whether it
+        did: there may be nothing, or another process may be writing it."""
         if self.home.exists():
             with contextlib.suppress(PosgapError):
                 self.claim()

@@ -93,7 +93,7 @@ def _in_s3(out: str, config: Writing) -> str:
 
 
 def _given_locations(config: Any) -> Iterator[tuple[str, Role, Location]]:
-    """The inputs, places and work folders of a config: field, role and location. What a server calls its model is no
+    """The inputs, places and work folders of a config: field, role and location. A server's name for its model is no
     location."""
     for name, field in type(config).model_fields.items():
         kind = role(field)

@@ -30,7 +30,7 @@ def download(wanted: Sequence[tuple[Object, Path]], what: str, accept: Callable[
             self.stored = stored
 
         def on_queued(self, future: Any, **_: Any) -> None:
-            # Makes s3transfer ask for this size and this ETag, rather than for what is there by then.
+            # Makes s3transfer request this size and this ETag, and not whatever is there by then.
             future.meta.provide_transfer_size(self.stored.size)
             future.meta.provide_object_etag(f'"{self.stored.etag}"')
 

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class Verification:
-    """The findings so far. What several outputs were made from is hashed once."""
+    """The findings so far. Shared inputs of several outputs are hashed once."""
 
     def __init__(self) -> None:
         self.faults: list[str] = []

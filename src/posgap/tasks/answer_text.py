@@ -1,7 +1,7 @@
 """The one normalisation of posgap's own metric: what numbers, signs and symbols survive, in any script.
 
-Texts become words. An answer stands in a text if its words stand there one after the other, on the boundaries that
-words have in their script. The public scripts' normalisations are in `posgap.tasks.metrics`, by the names of these.
+Texts become words. A text contains an answer if its words occur in it one after the other, on the word boundaries of
+their script. The public scripts' normalisations are in `posgap.tasks.metrics`, by the names of these.
 """
 
 import html
@@ -51,8 +51,8 @@ _WORD = (
 _HYPHEN = r"(?<=\p{L})-(?=[\p{L}\d])"
 _ABBREVIATION = r"\b(?:\p{Lu}\p{Ll}?\.){2,}|\b(?:\p{Lu}\.)+\p{Lu}\b"
 _LEFT_OUT = ("the",)
-# What may stand around a word within it: Korean particles, a genitive or a case behind an apostrophe; elisions, and the
-# proclitics of Arabic and Hebrew.
+# What may surround an answer's word within a longer one: Korean particles, a genitive or a case behind an apostrophe;
+# elisions, and the proclitics of Arabic and Hebrew.
 _PARTICLES = (
     r"(?:은|는|이|가|을|를|의|에|에서|에게|로|으로|와|과|도|만|까지|부터|보다|처럼|께서|한테|이나|나|이며|며|이고|고|입니다|이다|다"
     r"|이에요|예요|이었다|였다|이었습니다|였습니다|이라고|라고|이라는|라는|인|이란|란|이야|야|요){1,3}"
@@ -63,7 +63,7 @@ _DATE = r"(\d{4})-\d\d?-\d\d?"
 
 
 def stands_in(answer: str, text: str) -> bool:
-    """Whether the words of an answer stand in a text one after the other.
+    """Returns whether the words of an answer occur in a text one after the other.
 
     An answer without a word, like "The The" or "-", must stand there verbatim, in any case.
     """
@@ -158,7 +158,7 @@ def _has_run(answer: Sequence[str], text: Sequence[str]) -> bool:
 
 
 def _is_word(answer: str, word: str, may_begin: bool = False, may_go_on: bool = False) -> bool:
-    """Whether a word is one of an answer, or has it in it, and around it what may stand around a word."""
+    """Returns whether a word is an answer's word, or contains it with only allowed text around it."""
     if answer == word:
         return True
     if answer.isdecimal():

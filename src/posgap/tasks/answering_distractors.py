@@ -15,8 +15,8 @@ def count_answering(examples: Iterable[AnyExample], metric: str, n_docs: int = 0
     """Returns in how many examples a distractor holds an answer by this metric, and how many do so in all.
 
     Counts those that a prompt of `n_docs` documents takes; 0: all. Answers of yes or no tell nothing. A few records of
-    a key-value example can share a value by chance; they count if most have the value that is asked for, and examples
-    with fewer count as far as chance does not explain their number.
+    a key-value example can share a value by chance; they count if most have the requested value, and examples with
+    fewer count as far as chance does not explain their number.
     """
     in_examples, in_all = 0, 0
     examples = list(examples)

@@ -18,8 +18,8 @@ from posgap.tasks.slots import ROTATED, Slots
 from posgap.tasks.task import PromptOrder, Task, document_writer, one_of_all, other_texts
 
 _EMPHASIS = str.maketrans("", "", "*_`\"'“”‘’")
-# What stands around a letter that is set apart: "(B)", "[B]", "[[B]]", "B)", "B.", "B:". Before a word, a letter alone
-# is none: "A better answer" and "I think" begin with words.
+# The text around a letter that is set apart: "(B)", "[B]", "[[B]]", "B)", "B.", "B:". Before a word, a letter alone is
+# none: "A better answer" and "I think" begin with words.
 _VERDICT = r"\[\[\s*([A-Z])\s*\]\]"
 _WHOLE_LINE = r"^[\[({]*([A-Z])[\])}.:,;]*$"
 _STATED = (
@@ -77,7 +77,7 @@ class Choosing(Task):
         return super().ordered_template(order if order.question == "both" else replace(order, question="before"))
 
     def right_answers(self, example: AnyExample, placement: Placement) -> RightAnswers:
-        """What is right at this placement: first the letter of the slot, then the item's text."""
+        """Returns what is right at this placement: first the letter of the slot, then the item's text."""
         of_slot = super().right_answers(example, placement)
         return RightAnswers([*of_slot, *example.answers], of_slot.others)
 

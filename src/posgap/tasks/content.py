@@ -1,6 +1,6 @@
-"""What an example is, whatever file it is cut from, whatever id it has there and in whatever order its documents stand.
+"""Identifies an example by its content, regardless of its file, its id there and the order of its documents.
 
-Whether a model was trained on what it is measured on, and whether two models were asked the same, is decided by this.
+This decides whether a model was trained on its evaluation examples, and whether two models got the same ones.
 """
 
 import re

@@ -19,7 +19,7 @@ Others = Literal["", "after", "before"]
 
 
 class Copying(NamedTuple):
-    """What a response copies: whether it repeats the prompt at length, and whether it names other candidates beside the
+    """A response's copies: whether it repeats the prompt at length, and whether it names other candidates beside the
     right answer, the first of them "before" that or "after" it."""
 
     echo: bool

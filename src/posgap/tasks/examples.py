@@ -92,7 +92,7 @@ class Passage(Record):
 
     @property
     def document(self) -> Document:
-        """What of it stands in prompts."""
+        """The part of it that prompts show."""
         return Document(title=self.title, text=self.text)
 
 

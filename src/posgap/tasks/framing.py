@@ -1,4 +1,4 @@
-"""What stands around a task's text when a model is asked: a system message, and the chat template with its arguments.
+"""Makes the text around a task's own in a prompt: a system message, and the chat template with its arguments.
 
 A template is somebody's program. It is rendered in transformers' sandbox, on a fixed date, and within limits of time,
 size and memory.
@@ -35,7 +35,7 @@ _ONE_AT_A_TIME = threading.Lock()  # since the bound is one of the whole process
 
 @dataclass(frozen=True)
 class Framing:
-    """What stands around a task's text.
+    """The text around a task's own.
 
     `system` is a message before it; `template` is the source of a chat template (jinja; empty: the model's own, if it
     has one), and `arguments` are what that is called with.
@@ -64,8 +64,8 @@ PLAIN = Framing()
 class ChatTemplate:
     """Makes prompts of texts by a chat template, of this `source`, as a tokenizer's model is asked with it.
 
-    `ending` is what stands between a text and the model's answer. Raises `PosgapError` if the template is none, has
-    no place for the framing's system message, lacks one of its arguments, or breaks a limit.
+    `ending` is the text between a prompt's own text and the model's answer. Raises `PosgapError` if the template is
+    none, has no place for the framing's system message, lacks one of its arguments, or breaks a limit.
     """
 
     def __init__(self, source: str, tokenizer: "PreTrainedTokenizerBase", framing: Framing):
@@ -83,7 +83,7 @@ class ChatTemplate:
         empty = self("")
         if asked == empty:
             raise PosgapError("the chat template leaves the question out; give another --template")
-        # What both end in, since a template may rewrite the text.
+        # Their common ending, since a template may rewrite the text.
         self.ending = asked[len(asked) - common_beginning(asked[::-1], empty[::-1]) :]
 
     def __call__(self, text: str) -> str:
@@ -121,7 +121,7 @@ def common_beginning(a: str, b: str) -> int:
 
 
 def _run_in_limits(call: Callable[[], T]) -> T:
-    """What `call`, which runs the template, returns; `PosgapError` if it fails or does not end."""
+    """Returns the result of `call`, which runs the template; raises `PosgapError` if it fails or does not end."""
     try:
         with _memory_bounded():
             return within(SECONDS, call)
@@ -129,14 +129,14 @@ def _run_in_limits(call: Callable[[], T]) -> T:
         reason = f"it has not ended within {SECONDS:g} s"
     except MemoryError:
         reason = f"it takes more than {MEMORY >> 20} MiB of memory"
-    except Exception as error:  # whatever somebody's program raises
+    except Exception as error:  # any error of the user's program
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
     raise PosgapError(f"the chat template: {reason}")
 
 
 @contextmanager
 def _memory_bounded() -> Iterator[None]:
-    """Within the block this process can take `MEMORY` more than it has, and what asks for more raises `MemoryError`.
+    """Within the block this process can take `MEMORY` more than it has; larger requests raise `MemoryError`.
 
     A template has too many ways to make much of little (methods, filters, macros, concatenation) to look at each.
     """

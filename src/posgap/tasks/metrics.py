@@ -30,7 +30,7 @@ _BEGUN = 2  # characters of a candidate at a response's end that do not stand th
 
 
 class RightAnswers(list[str]):
-    """The answers that are right, and beside them the `others`: what else in the prompt a response could name.
+    """The right answers, and the `others`: everything else in the prompt that a response could name.
 
     A plain list of answers says nothing about other candidates.
     """
@@ -41,7 +41,7 @@ class RightAnswers(list[str]):
         self._named: tuple[str, list[bool]] | None = None  # of the last response, which is scored and looked at
 
     def named(self, response: str) -> list[bool]:
-        """What `named` says of a response, computed once."""
+        """Returns the result of `named` for a response, computed once."""
         if self._named is None or self._named[0] != response:
             self._named = response, _find_named(response, self, self.others)
         return self._named[1]
@@ -71,16 +71,16 @@ def sub_exact_match(response: str, answers: Sequence[str]) -> bool:
 
 
 def contains_answer(response: str, answers: Sequence[str]) -> bool:
-    """The words of an answer stand together in the response, in whatever form of Unicode: numbers, signs and symbols
-    among them, on the boundaries of words in their script (`posgap.tasks.answer_text`)."""
+    """The words of an answer occur together in the response, in any Unicode form: numbers, signs and symbols among
+    them, on the word boundaries of their script (`posgap.tasks.answer_text`)."""
     return any(stands_in(answer, response) for answer in answers)
 
 
 def holds_answer(document: "Document", answers: Sequence[str], metric: str = "litm") -> bool:
     """Whether a document's title or text contains an answer, or a metric scores a copy of it as right.
 
-    `litm` finds an answer within a word too ("Ali" in "quality"). It is the default because what holds no answer by
-    `litm` nor by ours is a distractor whatever the response is scored by.
+    `litm` finds an answer within a word too ("Ali" in "quality"). It is the default because a text that holds no
+    answer, neither by `litm` nor by posgap's rule, is a distractor however the response is scored.
     """
     copied = " ".join(f"{document.title} {document.text}".split())
     return METRICS[metric].score(copied, answers) == 1 or contains_answer(copied, answers)
@@ -292,9 +292,9 @@ class Metric:
     `RightAnswers`, so that a metric can look at the other candidates too.
 
     `right_after` says when a response in the task's only form is already right: after its "answer", whatever follows,
-    or at its "end". Without it responses have to be generated to be scored. What stands behind a string of `stop`, the
-    first after other text, changes no score. `of_parts` says that the answers are parts of one, all required, instead
-    of several wordings.
+    or at its "end". Without it responses have to be generated to be scored. Text after a string of `stop`, the first
+    after other text, changes no score. `of_parts` says that the answers are parts of one, all required, instead of
+    several wordings.
     """
 
     name: str

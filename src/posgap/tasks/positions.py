@@ -13,7 +13,8 @@ def parse_positions(text: str) -> tuple[int, ...]:
 
 
 def is_first_part(shard: str) -> bool:
-    """Whether a part of a sweep has what all parts have once, as baselines and guards; so has a whole sweep ("")."""
+    """Returns whether a part of a sweep holds what all parts share once, such as baselines and guards; a whole sweep
+    ("") does."""
     return not shard or parse_shard(shard)[0] == 1
 
 

@@ -92,7 +92,7 @@ class TextPromptBuilder:
         return self.word_prompt(example, self.documents(example, placement))
 
     def documents(self, example: AnyExample, placement: Placement) -> list[Document]:
-        """What stands in the prompt, in its order."""
+        """Returns the prompt's documents, in its order."""
         if placement.baseline:
             return BASELINES[placement.baseline].documents(self.task, example, placement.n_docs, self.order)
         if self.fill:
@@ -120,14 +120,15 @@ class TextPromptBuilder:
 
     @property
     def ending(self) -> str | None:
-        """What a prompt has between its text and the response; None if an endpoint's template decides that."""
+        """Returns the text between a prompt's own text and the response; None if an endpoint's template decides
+        that."""
         if self.chat:
             return self.chat.ending
         return None if self.template else ""
 
     def digest(self, *parts: str | list) -> str:
         """A digest of the prompts' wording, order and framing, and of other `parts`."""
-        # What is not asked for is left out, so that digests written before the option existed stay valid.
+        # Unused options are left out, so that digests from before the option existed stay valid.
         fill = self.fill.as_json if self.fill else {}
         options = [option for option in (self.order.shuffle, self.shown_framing, fill) if option]
         described = [self.task.ordered_template(self.order), self.task.wording(), *parts, *options]

@@ -49,7 +49,7 @@ def as_retrieved(example: AnyExample, n_docs: int, alone: bool = False) -> list[
 
 
 def order_of_retriever(task: Task, examples: Sequence[AnyExample], n_docs: int) -> Placement | None:
-    """The placement that asks a task's examples as they were retrieved; None if some were not."""
+    """Returns the placement that keeps a task's examples in the retriever's order; None if some have none."""
     if task.slots.as_given and all(isinstance(example, RankedExample) for example in examples):
         return Placement((), n_docs, AS_RETRIEVED.name)
     return None

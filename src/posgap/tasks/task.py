@@ -86,7 +86,7 @@ class Task:
     parameters: ClassVar[type[Parameters]] = Parameters  # none
 
     def require_fit(self, example: AnyExample) -> None:
-        """Raises `PosgapError` if the example lacks what the task asks for."""
+        """Raises `PosgapError` if the example lacks what the task needs."""
         lacking = self.lacks(example)
         if lacking:
             raise PosgapError(f"example {example.id}: {lacking}; give the task that its examples are for by --task")
@@ -144,7 +144,7 @@ class Task:
         return tuple(dict.fromkeys([*self.stop(metric), *self.base_stop]))
 
     def baselines(self, names: Sequence[str], n_docs: int) -> list[Placement]:
-        """What is asked beside a sweep's placements of `n_docs` documents, by the baselines' names.
+        """Returns the baselines of a sweep with `n_docs` documents, by name.
 
         Raises `PosgapError` if the task has no such baseline.
         """
@@ -177,8 +177,8 @@ class Task:
 
 
 def document_writer(form: str, between: str = "\n") -> Callable[[Sequence[Document]], str]:
-    """What writes documents in a `form` with some of the fields `number`, `letter`, `title` and `text`. Those without a
-    title have no `(Title: )` in it: a small model answered with that twenty times of twenty."""
+    """Returns a function that writes documents in a `form` with some of the fields `number`, `letter`, `title` and
+    `text`. Those without a title have no `(Title: )` in it: a small model answered with that twenty times of twenty."""
     untitled = form.replace("(Title: {title})", "")
 
     def write(documents: Sequence[Document]) -> str:

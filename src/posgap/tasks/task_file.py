@@ -35,7 +35,7 @@ _PLACES = {
 
 
 class TaskDefinition(BaseModel):
-    """What a task's file says; `posgap.tasks.task.Task` explains the fields. `document` writes one document, with
+    """The contents of a task's file; `posgap.tasks.task.Task` explains the fields. `document` writes one document, with
     `{number}`, `{title}` and `{text}`; `placements` are a sweep's if it gets no `positions`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -1,1 +1,1 @@
-"""What verbs do: one file a verb, and the frame around stages."""
+"""The work of verbs: one file a verb, and the frame around stages."""

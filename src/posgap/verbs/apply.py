@@ -43,8 +43,8 @@ class Chosen(NamedTuple):
 @stage
 def apply(config: ApplyConfig, out: Path, run: Run) -> None:
     """Writes the model with a mitigation in `config.json`, `mitigation.json` (`scaling.json` of factors from `scale
-    search`), and a word in the model card. What transformers does not know closes the folder to all but posgap
-    (`posgap.models.closing`).
+    search`), and a word in the model card. If transformers does not know a setting, the folder is closed to all but
+    posgap (`posgap.models.closing`).
 
     Raises `PosgapError` if the settings were found for another model, or the model cannot have the mitigation.
     """

@@ -145,7 +145,7 @@ def _is_fresh(config: CheckConfig) -> bool:
 
 @contextmanager
 def _asked_anew(config: CheckConfig) -> Iterator[None]:
-    """Within the block a fresh check finds no response of an earlier one, and whoever stops it is told so."""
+    """Within the block a fresh check finds no response of an earlier one; if it is stopped, the message says so."""
     if not _is_fresh(config):
         yield
         return

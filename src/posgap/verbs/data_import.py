@@ -32,7 +32,7 @@ _READERS: dict[str, Callable[[Path], Iterator[tuple[int, AnyExample | None]]]] =
 }
 
 
-# What an example lacks that a reader leaves out.
+# What an example is missing if a reader leaves it out.
 _WITHOUT = {
     "dpr": "without a passage that contains the answer",
     "litm-qa": "without a passage that is marked as gold",

@@ -71,9 +71,9 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     """Writes the trained model as a Hugging Face folder, `history.jsonl` with every step, and
     `training_examples.json` with the examples that it, and the model it came from, learnt.
 
-    Checkpoints and teacher states lie in `config.work` while it runs, by default beside `out`;
-    checkpoints are removed by what it returns, when the model is complete.
-    If a loss is not finite, `non_finite.json` names the prompts at fault.
+    Checkpoints and teacher states are in `config.work` while it runs, by default beside `out`; the function that it
+    returns removes checkpoints once the model is complete. If a loss is not finite, `non_finite.json` names the prompts
+    at fault.
     """
     set_seed(config.seed)
     torch.set_float32_matmul_precision("high" if config.dtype == "tf32" else "highest")

@@ -118,7 +118,8 @@ def _torch(gpus: list[str]) -> Finding:
 
 
 def _bfloat16() -> Finding:
-    """Whether the processor multiplies in bfloat16, which decides what `--dtype auto` is without a GPU."""
+    """Returns whether the processor multiplies in bfloat16, which decides the meaning of `--dtype auto` without a
+    GPU."""
     flag = bfloat16_of_cpu()
     if flag:
         seen = f"the processor computes it ({flag}): models of {MIN_PARAMETERS // 10**6} million parameters or more "

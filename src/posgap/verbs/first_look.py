@@ -69,7 +69,7 @@ def choose_first_look(config: SweepVerbConfig) -> tuple[SweepConfig, Generator |
 
 
 def _find_made(config: SweepVerbConfig, file: Path) -> list[AnyExample]:
-    """Returns the examples of an earlier look that asks the same, which then goes on or is complete."""
+    """Returns the examples of an earlier look with the same settings, which then resumes or is complete."""
     if config.force or not file.exists():
         return []
     examples = read_examples(file)
@@ -153,7 +153,7 @@ def _choose_size(config: SweepVerbConfig, builder: TextPromptBuilder, generator:
                 raise
             break
         if chosen is None:
-            _time(config, builder, generator, prompts[:1])  # what is asked first loads the model, and warms up
+            _time(config, builder, generator, prompts[:1])  # the first prompts load the model, and warm it up
             one = _time(config, builder, generator, prompts[-1:])
             if one * MIN_EXAMPLES * len(prompts) > ends - time.monotonic():
                 return Size(n_docs, len(prompts), one)

@@ -79,7 +79,7 @@ def run_stage(name: str, config: C, get_work: Callable[[], Work[C]]) -> Location
         input_sources, inputs = _record_inputs(config, output)
         identity = identity_of(name, config, inputs)
         place = config.out if is_uri(config.out) else output.there()
-        # What the main process sees counts, since machines need not share a disk.
+        # The main process decides, since machines need not share a disk.
         reason = gather_from_all(lambda: stale_reason(place, identity))[0]
         if not config.force:
             if not reason:
@@ -99,7 +99,7 @@ def run_stage(name: str, config: C, get_work: Callable[[], Work[C]]) -> Location
             return config.out
         clear = None
         alone = launch_rank_and_size()[1] == 1
-        # Only a single process may finish what was made: others would go on to the work, and wait for it there.
+        # Only a single process may finish an earlier output: others would go on to the work, and wait for it there.
         if not (alone and not config.force and _finish(output, config.out, identity)):
             if reason != NOTHING:
                 log.info("%s: %s is made again%s", name, config.out, f": {reason}" if reason else "")
@@ -258,7 +258,7 @@ def _output_at(out: Location) -> Source:
 
 
 def _refuse_to_replace(out: Location, name: str, config: StageConfig, inputs: dict[str, dict[str, str]]) -> None:
-    """Raises a `PosgapError` that compares a complete output with what is asked for now."""
+    """Raises a `PosgapError` that compares a complete output with the present request."""
     manifest = read_record(_output_at(out).local_file(MANIFEST))
     if manifest.get("stage") != name:
         return  # which the output itself refuses to replace

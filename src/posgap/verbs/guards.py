@@ -1,4 +1,4 @@
-"""What `sweep` measures beside itself: the guards of a policy."""
+"""Measures the guards of a policy beside a sweep."""
 
 import logging
 from collections.abc import Sequence

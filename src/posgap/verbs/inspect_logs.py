@@ -29,7 +29,7 @@ MODEL = "inspect"  # stands for the model in the ids of requests, since a task d
 
 
 class ModelOutput(Protocol):
-    """What posgap reads of Inspect's class of this name."""
+    """The fields of Inspect's class of this name that posgap reads."""
 
     model: str
     error: str | None

@@ -47,7 +47,7 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
     """Writes `mitigate.json`, `mitigate.html`, the held-out examples, and in `sweeps/` a sweep of them for the
     unmodified model (`base`) and for each measured mitigation.
 
-    What was tried is kept beside `out`; a comparison that was interrupted goes on from there.
+    Trials are kept beside `out`; an interrupted comparison resumes.
     """
     clock = Clock(seconds_of(config.budget))
     splits = _split_examples(config)
@@ -159,7 +159,7 @@ def _measure(
     comparison: Comparison,
     n_measured: int,
 ) -> MitigationOutcome:
-    """Returns a mitigation with the figures of its sweep, what an answer costs, and how to have it."""
+    """Returns a mitigation with the figures of its sweep, the cost of an answer, and how to apply it."""
     model = comparison.model
     held_out = comparison.splits.held_out
     sweep = mitigated.sweep

@@ -50,7 +50,7 @@ def take_another_look(config: GateConfig, verdict: Verdict, look: int) -> GateCo
 
 
 def _sweep_more(before: Location, examples: Location, number: int, out: Location) -> Location:
-    """Sweeps the model of a sweep on the first `number` of the examples, and asks only what that did not."""
+    """Sweeps the model of a sweep on the first `number` of the examples, and asks only the new ones."""
     folder = Path(fetch_location(before))
     swept = read_sweep(folder)
     if source(swept.model).digest() != swept.model_digest:

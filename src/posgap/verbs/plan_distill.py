@@ -91,7 +91,7 @@ def _figures(
     prompts = config.epochs * config.n_examples * (config.k + 1)
     # The teacher reads forwards alone.
     counted = (prompts + config.n_examples / 3) * flops(model, work.micro_batch(best.way))
-    # What is trained and the optimizer's means of it, in float32; two checkpoints are kept.
+    # The trained parameters and the optimizer's means of them, in float32; two checkpoints are kept.
     checkpoints = 2 * 12 * size.trained
     states = best.way.bytes_kept * config.n_examples * work.response_tokens * model.get_text_config().hidden_size
     updates = ceil(prompts / work.batch_size)

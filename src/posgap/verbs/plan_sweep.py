@@ -50,7 +50,7 @@ def plan_sweep(config: PlanConfig) -> dict[str, int]:
 
 
 def assumptions_from_config(config: ExpectedConfig) -> Assumptions:
-    """What the options expect, or the sweep that they name shows."""
+    """Returns the assumptions in the options, or those from the sweep that they name."""
     if config.sweep is None:
         return Assumptions(config.n_docs, config.mean / 100, config.correlation, config.agreement)
     correct = Evidence(config.sweep).correct

@@ -68,7 +68,7 @@ def rollout_predict(config: RolloutPredictConfig, out: Path, run: Run) -> None:
 
 
 def describe_architecture(config: RolloutPredictConfig) -> Description:
-    """Returns what the options say of the architecture."""
+    """Returns the architecture that the options describe."""
     values = {each.name: getattr(config, each.name) for each in dataclasses.fields(Description) if each.name != "given"}
     given = {name for name, value in values.items() if value != config.default(name)}
     return Description(**values, given=frozenset(given))

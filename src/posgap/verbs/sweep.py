@@ -75,7 +75,7 @@ def sweep(config: SweepVerbConfig) -> Location:
 
 
 def show_sweep(place: Location, *more: str) -> None:
-    """Prints the curve and the figures of a sweep, or what it says of several lengths; the page's address; and more."""
+    """Prints the curve and the figures of a sweep, or the result of several lengths; the page's address; and more."""
     folder = fetch_location(place)
     if is_of_lengths(folder):
         lengths = read_lengths(folder)
@@ -130,7 +130,7 @@ def _write_sweeps(
     """Writes `sweep.json`, `predictions.jsonl`, `sweep.png`, `sweep.html` and `model_card.md`; of several lengths each
     into a folder of its own, and of all together `lengths.json`, `lengths.png` and `lengths.html`.
 
-    Responses are kept beside `out` as they come; a sweep that was interrupted goes on from there.
+    Responses are kept beside `out` as they come; an interrupted sweep resumes.
     """
     asked = config
     config = config.model_copy(update={"guards": {}})  # which its figures do not depend on
@@ -175,7 +175,7 @@ def _sweep_guards(
     out: Path,
     run: Run,
 ) -> None:
-    """Sweeps the guards on examples that were `asked` for, each into a folder of its own."""
+    """Sweeps the requested guards on examples, each into its own folder."""
     factors = _read_factors(config.model) if asked.guards and BACKENDS[config.backend].local else None
     for name, guard in asked.guards.items():
         if guard.text:

@@ -38,7 +38,7 @@ MAX_WRONG = 256  # wrong responses from the first on: a model that answers one i
 def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
     """Writes `responses.jsonl`: each response's example by id and content, placement, text, token ids and correctness.
 
-    Responses are kept beside `out` as they come; a teacher that was interrupted goes on from there.
+    Responses are kept beside `out` as they come; an interrupted teacher resumes.
 
     An example has a response at each of the placements. A response is correct if its score is 1. Incorrect ones are
     left out unless `keep_incorrect` is set, and prompts that were not answered always are; `teacher.json` counts how

@@ -38,7 +38,7 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
     builder = builder_of(config.model, config.wording(), config.limits())
     excluded = set(content_keys(read_examples(config.exclude))) if config.exclude else set()
     table = example_table(examples, builder, config.n_docs, excluded, lines)
-    # The longest prompt is what the model's context leaves beside the response.
+    # The longest prompt fills the model's context except for the response.
     longest = builder.context - builder.max_new_tokens
     task = builder.task
     of_choices = bool(task.slot_names)

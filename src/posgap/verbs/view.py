@@ -89,8 +89,8 @@ def view(config: ViewConfig) -> None:
 
 
 def rows(top: Path) -> Iterator[Row]:
-    """The results below a folder, by folder, each once: a pipeline and MLflow keep copies. What lies in the folder of a
-    check, a verdict or a mitigation is on its page already. What cannot be read is said and left out."""
+    """The results below a folder, by folder, each once: a pipeline and MLflow keep copies. The sweep in the folder of a
+    check, a verdict or a mitigation is on its page already. Unreadable results are reported and left out."""
     seen: set[str] = set()
     for place, folders, names in os.walk(top):
         folder = Path(place)
@@ -147,7 +147,7 @@ READERS = {SWEEP_FILE: _sweep_row, CHECK_FILE: _check_row, GATE_FILE: _gate_row,
 
 
 def group_by_question(found: list[Row]) -> list[Group]:
-    """Groups results by what they asked, the largest gap first; those without a sweep at hand come last."""
+    """Groups results by their examples and settings, the largest gap first; those without a sweep at hand come last."""
     groups: dict[tuple, list[Row]] = {}
     for row in found:
         s = row.sweep

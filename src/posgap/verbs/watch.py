@@ -116,8 +116,8 @@ def _deciding_figures(verdict: Verdict) -> str:
 
 
 def _start(form: Mapping[str, Any], namespace: str) -> str:
-    """Starts the mitigation pipeline with these parameters, by `posgap pipeline submit`; returns what came of it,
-    whatever that was: the champion comes first."""
+    """Starts the mitigation pipeline with these parameters, by `posgap pipeline submit`; returns the outcome, whatever
+    it was: the champion comes first."""
     values = {name: value if isinstance(value, str) else json.dumps(value) for name, value in form.items()}
     params = list[str]()
     for name, value in values.items():
