@@ -747,7 +747,8 @@ def plans() -> str:
 
 _DRAWN = {
     "base": "SmolLM2-135M as it is",
-    "r1": "after R1 (Pos2Distill)",
+    "r1-sure": "after R1 (Pos2Distill), by default",
+    "r1": "after R1, teacher temperature 1",
     "sft": "after SFT on gold answers",
     "seqkd": "after SeqKD on its own answers",
 }
