@@ -228,7 +228,7 @@ class LogFields:
             if not is_filled(value):
                 continue
             is_named = name in self.names["passages"]
-            if not isinstance(value, str | list | tuple | Mapping if is_named else Mapping):
+            if not isinstance(value, Mapping) and not (is_named and isinstance(value, str | list | tuple)):
                 continue
             value = value if name in FIELDS["text"] else opened(value)
             if isinstance(value, str) and _NUMBERED.match(value):  # LongBench
@@ -239,8 +239,7 @@ class LogFields:
                 return name, value
         wide: dict[int, dict[str, Any]] = {}
         for name, cell in row.items():
-            column = _WIDE.fullmatch(name)
-            if column and is_filled(cell):
+            if (column := _WIDE.fullmatch(name)) and is_filled(cell):
                 wide.setdefault(int(column[1]), {})[column[2] or "text"] = cell
         return "context_1, context_2 ...", [wide[n] for n in sorted(wide)] if len(wide) > 1 else None
 
@@ -294,7 +293,7 @@ class LogFields:
         or a mapping, in whose `metadata` fields may stand too. One without a text, as of an image, has an empty one."""
         if isinstance(value, str):
             return LoggedPassage("", value)
-        if _is_pair(value) and isinstance(value[1], list):
+        if _is_titled(value):
             return LoggedPassage(str(value[0]), " ".join(str(sentence).strip() for sentence in value[1]))
         if _is_pair(value):
             passage = self.passage(value[0], where)  # (document, score)
@@ -389,11 +388,9 @@ def _holds(question: str, texts: Iterable[str]) -> bool:
 def _fields_within(row: Fields, prompt: str, texts: Sequence[str]) -> str:
     """The name of a field whose text stands in a prompt and is no passage; empty if there is none."""
     whole = fold(prompt)
-    for name, cell in row.items():
-        text = fold(cell) if isinstance(cell, str) else ""
-        if _TELLING <= len(text) < len(whole) and text in whole and text not in texts and not _holds(text, texts):
-            return name
-    return ""
+    cells = [(name, fold(cell)) for name, cell in row.items() if isinstance(cell, str)]
+    inner = [(name, cell) for name, cell in cells if _TELLING <= len(cell) < len(whole) and cell in whole]
+    return next((name for name, cell in inner if cell not in texts and not _holds(cell, texts)), "")
 
 
 def _read_answers(value: Any, where: str, name: str) -> list[str]:
@@ -404,15 +401,15 @@ def _read_answers(value: Any, where: str, name: str) -> list[str]:
         cells = plain_cells(value)
         if "text" in cells or "value" in cells:
             value = [*as_list(cells.get("text", cells.get("value"))), *as_list(cells.get("aliases", []))]
-    answers = []
-    for answer in as_list(value):
-        nested = as_list(answer)
-        for each in nested if name in ("expected_answers", "generation_gt") else [answer]:
-            each = as_mapping(each).get("text", each)
-            if not isinstance(each, str | int | float) and each is not None:
-                raise Malformed(f"{where}: field `{name}`: expected a list of texts, found {shorten(str(each))}")
-            if is_filled(each):
-                answers.append({True: "yes", False: "no"}[each] if isinstance(each, bool) else as_text(each))
+    values = as_list(value)
+    if name in ("expected_answers", "generation_gt"):
+        values = list(chain.from_iterable(map(as_list, values)))
+    texts = [as_mapping(each).get("text", each) for each in values]
+    for each in texts:
+        if not isinstance(each, str | int | float) and each is not None:
+            raise Malformed(f"{where}: field `{name}`: expected a list of texts, found {shorten(str(each))}")
+    yes_no = {True: "yes", False: "no"}
+    answers = (yes_no[each] if isinstance(each, bool) else as_text(each) for each in texts if is_filled(each))
     return list(dict.fromkeys(answers))
 
 

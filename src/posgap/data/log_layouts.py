@@ -67,7 +67,7 @@ class LogRows:
             leading.append(row)
             self.layout = _layout_of(row.fields, self.fields)
             if self.layout:
-                entries += _READERS[self.layout](chain(leading, rows), self)
+                entries = list(_READERS[self.layout](chain(leading, rows), self))
                 break
         self.require_no_faults()
         if leading and not entries:
@@ -120,8 +120,8 @@ class LogRows:
         question = self.fields.question(fields, row.where, passages)
         answers = self.fields.answers(fields, row.where)
         names = ("id", *self.fields.names["question_id"])
-        found = [fields[name] for name in names if is_filled(fields.get(name))]
-        name = str(found[0]) if found and not isinstance(found[0], dict | list) else ""
+        found = next((fields[name] for name in names if is_filled(fields.get(name))), "")
+        name = "" if isinstance(found, dict | list) else str(found)
         entry = LogEntry(row.number, row.where, question, passages, answers, id=name)
         entry.relevant_ids = self.fields.relevant_ids(fields, row.where)
         if self.fields.is_unanswerable(fields, answers, name):
@@ -137,13 +137,13 @@ def find_wrapped(row: Any) -> list[Any] | None:
     names = row.get("columns")
     data = row.get("data")
     if isinstance(names, list) and isinstance(data, list) and all(isinstance(each, list) for each in data):  # split
-        names = list(map(str, names))
-        return [dict(zip(names, cells)) for cells in data]
+        return [dict(zip(map(str, names), cells)) for cells in data]
     columns = list(row.values())
     question = reader.cell("question", row)
     is_frame = isinstance(question, dict) or (isinstance(question, list) and isinstance(question[0], str))
     if is_frame and all(type(column) is type(question) and len(column) == len(question) for column in columns):
-        return [dict(zip(row, cells)) for cells in zip(*map(_values, columns))]  # columns, list
+        lists = [column.values() if isinstance(column, dict) else column for column in columns]
+        return [dict(zip(row, cells)) for cells in zip(*lists)]  # columns, list
     if reader.find_question(row) and reader.has_passages(row):
         return None
     plain = plain_cells(row)
@@ -153,10 +153,6 @@ def find_wrapped(row: Any) -> list[Any] | None:
         if isinstance(inner, list) and _are_rows(inner):
             return inner
     return columns if _are_rows(columns) else None  # index
-
-
-def _values(column: Any) -> Iterable[Any]:
-    return column.values() if isinstance(column, dict) else column
 
 
 def _are_rows(values: list[Any]) -> bool:
@@ -176,8 +172,7 @@ def _nest(cells: Fields) -> Fields:
         *outer, last = name.split(".") if _DOTTED.fullmatch(name) else [name]
         place = tree
         for part in outer:
-            inner = place.get(part)
-            place[part] = inner if isinstance(inner, dict) else {}
+            place[part] = place[part] if isinstance(place.get(part), dict) else {}
             place = place[part]
         place[last] = cell
     return {name: _lists(cell) for name, cell in tree.items()}

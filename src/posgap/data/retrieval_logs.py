@@ -277,8 +277,8 @@ def _read_numbers(entries: Sequence[LogEntry], fields: LogFields) -> list[_Readi
     readings = []
     for name in dict.fromkeys(name for entry in entries for each in entry.readable for name in each.numbers):
         lists = []
-        for entry in entries:  # what comes twice counts once
-            once: dict[str, float] = {}
+        for entry in entries:
+            once: dict[str, float] = {}  # what comes twice counts once
             for each in entry.readable:
                 if name in each.numbers:
                     once.setdefault(each.text, each.numbers[name])
