@@ -12,7 +12,7 @@ from posgap.foundation.fields import Role, plain_type, role
 from posgap.options.cluster import ClusterConfig
 from posgap.options.table import stage_config
 
-CPU, TRAIN, SERVE = "cpu", "gpu-train", "gpu-serve"  # images, by what they are for
+CPU, TRAIN, SERVE = "cpu", "gpu-train", "gpu-serve"  # images, by their purpose
 SETTINGS = "settings"  # the parameter that holds others by name, as `preflight` has checked them
 CACHE_KEY = "cache_key"  # the parameter that KFP's cache goes by
 

@@ -49,7 +49,7 @@ class Check:
 
     @property
     def result(self) -> dict[str, Any]:
-        """All of it as JSON has it."""
+        """All of it as JSON."""
         steps = [dataclasses.asdict(step) for step in self.steps]
         return {"steps": steps, "totals": self.totals, "warnings": self.warnings}
 

@@ -26,7 +26,7 @@ def compiled_text(pipeline: Any) -> str:
     KFP writes neither times nor paths, and sorts everything, so equal pipelines give equal bytes. Raises `PosgapError`
     for a parameter without a description, since users could not fill it in on the form.
     """
-    from kfp import compiler  # late: it takes half a second, and what is refused before does without
+    from kfp import compiler  # late: it takes half a second, and earlier refusals do not need it
 
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")

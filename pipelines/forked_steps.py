@@ -31,7 +31,7 @@ _STOPPED = threading.Event()  # once SIGTERM has come
 
 
 def begin_server() -> None:
-    """Has the server begin to import, and does not wait for it."""
+    """Makes the server begin to import, and does not wait for it."""
     if _FORKED:
         forkserver.ensure_running()
 

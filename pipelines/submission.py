@@ -54,7 +54,7 @@ def wait_for_end(
         try:
             run = client.get_run(run_id)
         except NoAnswer as error:
-            # The run goes on meanwhile, and may represent hours of work.
+            # The run continues meanwhile, and may represent hours of work.
             log.warning("%s; trying again", error)
         else:
             if run.state != state:

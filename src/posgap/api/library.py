@@ -63,7 +63,7 @@ def examples(rows: "str | Path | pandas.DataFrame | Rows", limit: int = 0) -> li
     Rows may be of a retrieval log or a trace too (docs/rag.md): `question`, `answers` and the `passages` retrieved.
     `limit` takes only the first ones; 0 takes all.
 
-    Raises `PosgapError` that names the row, and what is wrong with it.
+    Raises `PosgapError`, which names the row and its fault.
     """
     if isinstance(rows, str | Path):
         return read_examples(fetch_place(rows))[: limit or None]

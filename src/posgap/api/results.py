@@ -245,7 +245,7 @@ class LengthsResult:
 
 
 class ComparisonResult:
-    """How one sweep differs from another. `figures` is all that `comparison.json` says of it."""
+    """Differences between two sweeps. `figures` is all that `comparison.json` says of it."""
 
     def __init__(self, figures: Comparison, swept: Sequence[SweepToShow]):
         self.figures = figures

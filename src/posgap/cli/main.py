@@ -336,7 +336,7 @@ def _to_config(config_type: type[Config], words: str, ctx: click.Context) -> Con
             values[name] = value
     has_no_place = bool(config_type.named_by) and not values.get("out")
     if has_no_place:
-        values["out"] = "runs"  # until it is known what is read
+        values["out"] = "runs"  # until the input is known
     try:
         config = config_type(**values)
     except ValidationError as error:
@@ -376,7 +376,7 @@ def _work_of(words: str) -> Callable[[Any], Any]:
 
 
 def _misuse(config_type: type[Config], error: ValidationError) -> str:
-    """The option that is wrong, why, and what was given."""
+    """Reports the wrong option, why, and the given value."""
     first = error.errors()[0]
     name, *inside = place_of_fault(first) or [""]
     is_secret = name in config_type.model_fields and SECRET in config_type.model_fields[name].metadata

@@ -72,8 +72,8 @@ def _mt_bench(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
     `question_id, model_a, model_b, winner, conversation_a, conversation_b, turn`.
 
     Several judgments of the same pair make one example, at the row of the first judgment: the answer that most judges
-    preferred is the gold document. If as many, or more, called it a tie, or preferred the other, None is yielded. An
-    answer in the second turn is what was said after the first question, all of it.
+    preferred is the gold document. If as many, or more, called it a tie, or preferred the other, None is yielded. A
+    second turn's answer is everything said after the first question.
     """
     judgments: dict[tuple, tuple[int, str, dict[str, str], Counter[str]]] = {}
     for number, row in rows:
@@ -209,7 +209,7 @@ class Layout(NamedTuple):
         return self.examples(read_rows(path, self.columns), str(path))
 
     def usable_examples(self, rows: Rows, name: str) -> Iterator[tuple[int, Example]]:
-        """Yields (number, example) of rows; what is left out is counted in the log."""
+        """Yields (number, example) of rows; the log counts the omitted ones."""
         left_out = 0
         for number, example in self.examples(rows, name):
             left_out += example is None

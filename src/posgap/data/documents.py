@@ -32,7 +32,7 @@ def read_documents(path: Path) -> Iterator[tuple[int, Example]]:
 
     A file is text or Markdown in UTF-8. It is cut into about 20 parts of equal length, but never within the quote; the
     quote's part is the gold document. The distractors are the parts after it, and then those before it: rotated, they
-    are the text in its own order. Raises `PosgapError` that names the row and what is wrong with it.
+    are the text in its own order. Raises `PosgapError`, which names the row and its fault.
     """
     folder = path.parent.resolve()
 

@@ -57,7 +57,7 @@ def example_table(
 
 
 def answering_distractors(examples: list[AnyExample], metric: str) -> dict[str, int]:
-    """How many documents that are not gold hold an answer by this metric, and in how many examples."""
+    """Counts the documents that are not gold and hold an answer by this metric, and the examples with any."""
     in_examples, in_all = count_answering(examples, metric)
     return {"examples_with_answering_distractors": in_examples, "answering_distractors": in_all}
 
@@ -72,7 +72,7 @@ def _gold_holds_answer(example: AnyExample) -> bool:
 
 
 def _gold_among_distractors(example: AnyExample, without_titles: bool) -> int:
-    """How many distractors are gold documents; of items to choose from, the texts alone are shown."""
+    """Counts the distractors that are gold documents; for items to choose from, it shows only the texts."""
     gold = [document.text.split() if without_titles else document for document in example.gold]
     return sum((document.text.split() if without_titles else document) in gold for document in example.distractors)
 

@@ -177,7 +177,7 @@ def read_own(path: Path) -> Iterator[tuple[int, Example | None]]:
 
 
 def _in_pairs(left: str, right: str) -> BeforeValidator:
-    """Accepts a dict of two lists, as some copies of the files have it, in place of a list of pairs."""
+    """Accepts a dict of two lists, as in some copies of the files, instead of a list of pairs."""
 
     def pairs(value: Any) -> Any:
         if not (isinstance(value, dict) and all(isinstance(value.get(name), list) for name in (left, right))):
@@ -243,7 +243,7 @@ def read_hotpotqa(path: Path) -> Iterator[tuple[int, Example | None]]:
             for place in places:
                 if contains_answer(f"{title} {documents[place].text}", [item.answer]):
                     holding.append(place)
-            # Of several paragraphs with one title the one that holds the answer, if one alone does.
+            # If several paragraphs share a title, the one that holds the answer, if only one does.
             of_title = holding if len(places) > 1 and len(holding) == 1 else places
             if len(of_title) != 1:
                 hops = []

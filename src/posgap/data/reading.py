@@ -1,4 +1,4 @@
-"""Files of examples: reading them, whatever their layout, and writing them."""
+"""Reads files of examples in any layout, and writes them."""
 
 from collections.abc import Container, Iterable, Iterator, Mapping
 from itertools import chain
@@ -50,7 +50,7 @@ def first_example(path: Path) -> AnyExample:
 
 
 def task_of_examples(path: Path) -> str:
-    """The task that a file's examples are of by themselves: rag for what was retrieved, else none."""
+    """Returns the natural task of a file's examples: rag for retrieved passages, else none."""
     file = examples_file(path)
     try:
         _, row = next(read_rows(file), (0, {}))

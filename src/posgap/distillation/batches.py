@@ -102,8 +102,8 @@ def plan_steps(
     and at least one pair's, so alpha compares placements of the same examples. To spare an epoch a smaller last step,
     all its steps are a little smaller.
 
-    Placements are drawn without replacement, anew in each epoch. This is a pure function of its arguments, so a run can
-    be resumed from its config. Raises `PosgapError` if there are fewer than K placements.
+    Placements are drawn without replacement, and again in each epoch. This is a pure function of its arguments, so a
+    run can be resumed from its config. Raises `PosgapError` if there are fewer than K placements.
     """
     least = min(map(len, placements))
     if k > least:

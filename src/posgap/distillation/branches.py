@@ -22,7 +22,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from posgap.models.memory import is_exhaustion
 from posgap.models.rope_lengths import RopeLengths
 
-# Of a branch's queries: each run of them skips the keys that come after it.
+# For a branch's queries: each run of them skips the keys that come after it.
 QUERIES_AT_ONCE = 256
 Span = tuple[int, int]
 
@@ -216,8 +216,8 @@ def attention_over_branches(model: PreTrainedModel) -> Iterator[bool]:
         yield False
         return
     # A name of ours, for this model alone, would not do: FlashAttention looks up its kernel by the config's name, and
-    # checkpointed layers are computed again in the backward pass, outside a block around a forward pass. So it is the
-    # name's function that is exchanged; without `branches` it is what it was.
+    # checkpointed layers are computed again in the backward pass, outside a block around a forward pass. So the name's
+    # function is replaced; without `branches` it is the original.
     attention = AttentionInterface()[name]
     AttentionInterface.register(name, _knowing_branches(attention))
     try:
@@ -231,7 +231,7 @@ def same_states(read: Callable[[], Tensor], alone: Tensor, branches: Branches | 
     error `tolerance`."""
     try:
         together = read()
-    except Exception as error:  # whatever a model makes of arguments that it does not know
+    except Exception as error:  # whatever a model does with unknown arguments
         if is_exhaustion(error):
             raise
         return False

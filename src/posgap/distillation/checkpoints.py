@@ -47,7 +47,7 @@ class Checkpoints:
 
     While one is written only the one before it is kept beside it, so that there is never room for more than two.
 
-    Saving copies the state into main memory; it is written while training goes on. `wait` ends when it is there; so
+    Saving copies the state into main memory; it is written while training continues. `wait` ends when it is there; so
     does a block `with checkpoints:`, however the block ends.
     """
 
@@ -70,7 +70,7 @@ class Checkpoints:
             log.warning("%s", error)  # the error that ended the block must be reported
 
     def wait(self) -> None:
-        """Ends when what was saved is written; raises `PosgapError` if it could not be."""
+        """Waits until the saved state is written; raises `PosgapError` if it could not be."""
         writing = self.writing
         self.writing = None
         if writing:
@@ -106,7 +106,7 @@ class Checkpoints:
         """Writes the checkpoint of `step`, and keeps the one before it and the one of step `best`.
 
         A thread writes it. If the previous one could not be written (a full disk), raises `PosgapError`, and the one
-        before that stays. If it cannot be uploaded, a warning says so and training goes on.
+        before that stays. If it cannot be uploaded, a warning says so and training continues.
         """
         self.wait()
         state = training_state.copy_state(accelerator, model, optimizer, self._mesh)
@@ -260,7 +260,7 @@ class Checkpoints:
             training_state.restore_state(accelerator, model, optimizer, self._mesh, fill)
         except CheckpointException as error:
             raise PosgapError(f"{folder}: cannot be gone on from ({_first_reason(error)}); delete it") from None
-        # A process that did not exist at the checkpoint then goes on with its current ones.
+        # A process that did not exist at the checkpoint continues with its current ones.
         if (states := folder / f"random-{rank}.pt").is_file():
             _set_random_states(torch.load(states, weights_only=True))
         return [row for _, row in files.read_jsonl(folder / "history.jsonl")]

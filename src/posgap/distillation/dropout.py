@@ -8,7 +8,7 @@ _NOISE = ("drop", "jitter")  # as in `attention_dropout`, `layerdrop`, `router_j
 
 
 def without_dropout(model: nn.Module) -> None:
-    """Makes `model` compute in training what it computes when it answers.
+    """Makes `model` compute the same in training as in answering.
 
     The teacher answers without dropout, and the student begins as the teacher. With dropout there would be a loss even
     without a gap, and the student would learn to undo its own noise.

@@ -97,7 +97,7 @@ def train(
     GPU, after two steps, as many as fit in its memory. Before the first step the student computes the teacher's missing
     states, if the objective needs them.
 
-    If there is a checkpoint, training goes on from it. `on_step(figures)` is called with each step's figures, including
+    If there is a checkpoint, training resumes from it. `on_step(figures)` is called with each step's figures, including
     the checkpoint's steps. Checkpoints are written every `save_steps` steps and at the end (neither if it is 0), and at
     SIGTERM. A step at which `evaluation` is due also has its figures, and the first step has those from before
     training. With `keep_best`, the student ends in its state after the best of them, which `checkpoints` keep.
@@ -250,7 +250,7 @@ class TrainStep:
         collate: Collator,
         device: torch.device,
         micro_batch_tokens: int,
-        shares_prefixes: bool = False,  # whether prompts may share what they have in common
+        shares_prefixes: bool = False,  # whether prompts may share their common tokens
     ):
         self.model = model
         self.gradient = gradient

@@ -212,7 +212,7 @@ def _quick_collections() -> Iterator[None]:
 
 def _on_no_device(config: PretrainedConfig, dtype: torch.dtype, lora_rank: int) -> PreTrainedModel:
     with torch.device("meta"):
-        # Of the config that it is given transformers changes the precision.
+        # transformers changes the precision in the config that it gets.
         own = copy.deepcopy(config)
         model = AutoModelForCausalLM.from_config(own, dtype=dtype, attn_implementation=_attend_unmasked())
         if lora_rank:

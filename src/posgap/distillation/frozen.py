@@ -32,7 +32,7 @@ def keep_in_bfloat16(model: PreTrainedModel) -> None:
     """
     for module, layer in beneath_adapters(model):
         rounded = layer.weight.detach().to(torch.bfloat16)
-        # Of a planner's weights, which have no numbers, the caller knows.
+        # A planner's weights have no numbers; the caller knows theirs.
         if layer.weight.is_meta or torch.equal(rounded.to(layer.weight.dtype), layer.weight):
             frozen = _InBfloat16(layer.in_features, layer.out_features, bias=False, device="meta")
             frozen.weight = nn.Parameter(rounded, requires_grad=False)

@@ -28,7 +28,7 @@ class Gradient:
         self.optimizer = optimizer
         self.max_norm = max_norm
         self.by_deepspeed = by_deepspeed(accelerator)  # then each pass adds up the processes' gradients
-        self.factor: Tensor | float = 1.0  # the gradient so far is what is accumulated, times this
+        self.factor: Tensor | float = 1.0  # the gradient so far is the accumulated one, times this
         self.least_factor: Tensor | float = 1.0
         self.is_scaled = True
         self.reads_factors = not torch.cuda.is_available()  # else the host would wait for the GPU

@@ -27,7 +27,7 @@ def best_step(history: History) -> int:
 
 
 def describe(history: History, keep: str = "last") -> str:
-    """Says what was measured before training and of the model that it kept, in a line; empty if nothing was."""
+    """Reports the measurements before training and for the model that it kept, in a line; empty if there are none."""
     kept = history[best_step(history) - 1 if keep == "best" else -1]
     parts = []
     for name, words, form in _SHOWN:

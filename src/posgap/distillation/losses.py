@@ -33,7 +33,7 @@ def token_cross_entropy(targets: Tensor, student_logits: Tensor) -> Tensor:
 
 def per_row(token_losses: Tensor, lengths: Tensor) -> Tensor:
     """The sums `[R]` of `token_losses [M]` over each row's `lengths [R]` tokens, laid out row after row."""
-    # 0 as often as the first row has tokens, then 1, ... Of an unknown length it would be read from the device.
+    # 0 as often as the first row has tokens, then 1, ... With an unknown length it would be read from the device.
     rows = torch.repeat_interleave(lengths, output_size=len(token_losses))
     return token_losses.new_zeros(len(lengths)).index_add(0, rows, token_losses)
 

@@ -1,4 +1,4 @@
-"""AdamW, and what it keeps of a parameter."""
+"""AdamW, and its state for each parameter."""
 
 from collections.abc import Iterable
 from typing import Any

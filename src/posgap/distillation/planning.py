@@ -78,8 +78,8 @@ class Need:
 
 
 def standing(way: Way, size: Size, gpus: int) -> float:
-    """The bytes on each GPU of parameters, gradients, Adam's two means and the teacher's head; of several processes
-    also what they exchange gradients through."""
+    """The bytes on each GPU for parameters, gradients, Adam's two means and the teacher's head; with several processes
+    also for exchanging gradients."""
     parameters = size.parameters
     trained = size.trained
     head = way.bytes_kept * size.head

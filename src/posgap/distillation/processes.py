@@ -37,7 +37,7 @@ def accelerator(mixed: bool = False, deepspeed: str = "") -> Accelerator:
     needed but not installed, or if the launcher or the file sets something that posgap would not follow.
     """
     if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed probes for accelerators and logs about it
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed probes for accelerators and logs about it
     by_launcher = _is_asked_for("DEEPSPEED")
     if by_launcher:
         deepspeed = deepspeed or os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "")
@@ -64,7 +64,8 @@ def _is_asked_for(what: str) -> bool:
 
 
 def _settings(deepspeed: str, mixed: bool) -> dict:
-    """DeepSpeed's settings, empty without it; `PosgapError` for a launch that would not be what it says."""
+    """Returns DeepSpeed's settings, empty without it; raises `PosgapError` for a launch whose settings would not take
+    effect."""
     for variable, name in _REFUSED.items():
         if _is_asked_for(variable):
             raise PosgapError(
@@ -90,7 +91,7 @@ def deepspeed_settings(name: str, mixed: bool) -> dict:
     """Returns the DeepSpeed configuration for this training: `zero2` or `zero3` of infra/deepspeed, or a JSON file.
 
     Settings that a file leaves open ("auto") are filled, or left to DeepSpeed's default. Sizes of batches, which are
-    posgap's matter, are not taken over. Raises `PosgapError` if the file says otherwise than posgap's options.
+    posgap's matter, are not taken over. Raises `PosgapError` if the file contradicts posgap's options.
     """
     ours = files("posgap.deepspeed") / f"{name}.json"
     if not ours.is_file() and not Path(name).is_file():
@@ -118,7 +119,7 @@ def deepspeed_settings(name: str, mixed: bool) -> dict:
 
 
 def _without_auto(settings: dict) -> dict:
-    """The settings that are not "auto", in whatever depth."""
+    """Returns the settings that are not "auto", at any depth."""
     return {
         name: _without_auto(value) if isinstance(value, dict) else value
         for name, value in settings.items()

@@ -41,7 +41,7 @@ class Student(nn.Module):
         """
         embedding: Any = self.model.get_input_embeddings()
         if getattr(embedding, "sparse", False) and torch.is_grad_enabled():
-            self.head.gradient_of(embedding.weight)  # what is sparse is added to one that is not
+            self.head.gradient_of(embedding.weight)  # a sparse gradient is added to one that is not
         if not self.is_checked and not batch.branches:
             require_plain_head(self.model, batch)
             self.is_checked = True

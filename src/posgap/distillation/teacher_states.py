@@ -125,7 +125,7 @@ class Teacher:
                 batch = self.collate([rows[index] for index in call]).to(device)
                 with torch.no_grad():
                     read = student(batch, states_alone=True)
-                # As the head takes them: what is kept loses nothing.
+                # In the head's own form: keeping them loses nothing.
                 states += read.to("cpu", self.head.linear.weight.dtype).split(batch.lengths.tolist())
             keys += [self.keys[index] for index in part.items[rank::world]]
             states = states[: len(keys)]  # without copies of the last row

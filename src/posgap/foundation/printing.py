@@ -31,7 +31,7 @@ _COLOURS |= {"refused": "red", "fail": "red", "✗": "red"}
 _CONTROLS = r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 _UNPRINTABLE = re.compile(_CONTROLS)
 _UNCOLOURED = re.compile(rf"(?!\x1b\[(?:0|31|32)m){_CONTROLS}")  # except what `colour_word` adds
-# How a line begins that a CI takes for a command: `::set-output`, `##[group]`, `##vso[task.setvariable]`.
+# The beginning of a line that a CI takes for a command: `::set-output`, `##[group]`, `##vso[task.setvariable]`.
 _COMMAND = re.compile(r"^\s*:(?=:)|#(?=#(?:vso)?\[)", re.MULTILINE)
 
 
@@ -42,7 +42,7 @@ class Lines(str):
 
 
 def printable(text: object) -> str:
-    """Returns a text of others in one line, with escapes such as `\\x1b` for what is not to be printed."""
+    """Returns others' text in one line, with escapes such as `\\x1b` for unprintable characters."""
     return _COMMAND.sub(_escape_last, _UNPRINTABLE.sub(_escape, str(text)))
 
 

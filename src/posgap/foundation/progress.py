@@ -26,7 +26,8 @@ def track(items: Iterable[T], total: int, what: str) -> Iterator[T]:
 
 @contextmanager
 def meter(total: int, what: str, unit: int = 1) -> Iterator[Callable[[int], None]]:
-    """Yields a function to be told, from any thread, how much more of `total` is done; `unit` is what is shown as 1."""
+    """Yields a function that reports, from any thread, how much more of `total` is done; `unit` is the number shown as
+    1."""
     if shows_bars():
         with tqdm(total=(total / unit if unit > 1 else total) or None, desc=printable(what), dynamic_ncols=True) as bar:
             yield lambda more: _advance(bar, more / unit if unit > 1 else more)

@@ -54,7 +54,7 @@ def without_user(address: str) -> str:
 
 
 def redact_value(value: Any) -> Any:
-    """Returns a JSON value, or what is to become one, with secrets hidden as by `redact`: in every text but keys, and
+    """Returns a JSON value, or one before encoding, with secrets hidden as by `redact`: in every text but keys, and
     every text under a key that names a secret."""
     known = _known_values()
 

@@ -125,7 +125,7 @@ def _fault(state: tenacity.RetryCallState) -> BaseException | None:
 def within(seconds: float, call: Callable[[], T]) -> T:
     """Returns or raises what `call` does; `TimeoutError` if it has not ended in time.
 
-    Timeouts of sockets begin anew with every byte. So the call has a thread of its own, which is left behind when its
+    Timeouts of sockets start again with every byte. So the call has a thread of its own, which is left behind when its
     time is up, and which keeps no process alive. The abandoned call must do no harm if it goes on.
     """
     result: Future[T] = Future()

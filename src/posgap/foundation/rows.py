@@ -73,7 +73,7 @@ def _read_csv(path: Path, separator: str, columns: Sequence[str]) -> Iterator[tu
         before = read = 0
         try:
             first = next(lines, "")
-            if first.lower().startswith("sep="):  # as Excel has it
+            if first.lower().startswith("sep="):  # as in Excel
                 separator = first[4:5]
                 first = next(lines, "")
                 before = 1

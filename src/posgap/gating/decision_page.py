@@ -53,7 +53,7 @@ def decision_page(verdict: Verdict, sweeps: Mapping[str, Sweep], explored: PageE
 
 
 def explain_verdict(verdict: Verdict, candidate: Sweep) -> str:
-    """Why the verdict is what it is, in one sentence."""
+    """Gives the reason for the verdict in one sentence."""
     name = candidate.label
     if verdict.outcome == "refused":
         broken = [_broken(ruling) for ruling in verdict.rules if ruling.outcome == "fail"]

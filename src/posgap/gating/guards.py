@@ -97,8 +97,8 @@ class GuardRule(GateRule):
         return all(statistics.difference_reaches(each, least, inputs.error).all() for each in differences)
 
     def _rule_on_sweeps(self, least: float, inputs: GateInputs, role: str, reference: Evidence) -> Ruling:
-        """Every placement must keep what it had, so each lower bound has the whole error (intersection-union); one that
-        lost is enough to break the rule, so upper bounds share it (Bonferroni)."""
+        """Every placement must keep its accuracy, so each lower bound has the whole error (intersection-union); one
+        loss is enough to break the rule, so upper bounds share it (Bonferroni)."""
         differences = inputs.candidate.gains_over(reference)
         means = differences.mean(axis=0)
         low = statistics.difference_interval(differences, inputs.error)[:, 0].min()

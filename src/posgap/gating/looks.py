@@ -1,4 +1,4 @@
-"""How often a model was judged. Whoever sweeps more examples and judges again has another chance to pass by luck.
+"""Counts how often a model was judged. Sweeping more examples and judging again gives another chance to pass by luck.
 
 The looks are counted in posgap's cache, and each verdict says which one it was.
 """

@@ -1,4 +1,4 @@
-"""How often a flat model that lost nothing passes the rules of a policy, one by one and all together, by simulation."""
+"""Simulates how often a flat model without losses passes the rules of a policy, one by one and all together."""
 
 import math
 from bisect import bisect_left
@@ -40,7 +40,7 @@ class PassRates:
         return [*(rule.name for rule, _ in self.rules), POLICY]
 
     def sweep_count(self, n: int) -> int:
-        """How many sweeps of n examples are drawn."""
+        """Returns the number of sweeps of n examples to draw."""
         fitting = _CELLS // (n * self.assumed.placements) // BATCH * BATCH
         return min(self.most, max(_FEWEST, fitting))
 
@@ -64,7 +64,8 @@ class PassRates:
         high = next((at for at in range(35, last, 70) if rough_rate(at) >= share), last)
         if high == last and rough_rate(last) == 0:
             return None
-        # That may be wrong: go from a quarter of it upwards, and beyond it while the full number of sweeps says so.
+        # That may be wrong: go from a quarter of it upwards, and beyond it as long as the full number of sweeps
+        # requires it.
         low = max(0, high - 140)
         while self.pass_rate(name, numbers[high]) < share:
             if high == last:

@@ -27,7 +27,7 @@ _WRITTEN: dict[Any, str] = {
 
 
 def read_policy(path: Path) -> Policy:
-    """The policy of a YAML file, within limits; `PosgapError` names the file and what is wrong with it."""
+    """Returns the policy of a YAML file, within limits; `PosgapError` names the file and its fault."""
     return parsed_policy(read_bytes(path, MAX_BYTES), str(path))
 
 
@@ -60,7 +60,7 @@ def _require_plain(kind: type[BaseModel], name: str, value: object, where: str) 
 
 
 def policy_text(policy: Policy) -> str:
-    """The policy as YAML, a line a value, each below what it means."""
+    """Returns the policy as YAML, a line for each value, below its meaning."""
     values = policy.model_dump(mode="json")
     values["guards"] = {
         name: guard.model_dump(mode="json", exclude_defaults=True) for name, guard in policy.guards.items()

@@ -115,7 +115,7 @@ def _require_reference_answers(
 
 
 class TriedGuard(NamedTuple):
-    """A guard that binds, with what is known of it, and its examples by content, or its texts."""
+    """A binding guard, with the findings on it, and its examples by content, or its texts."""
 
     name: str
     guard: Guard
@@ -143,7 +143,7 @@ def tried_guards(judged: Mapping[str, Judged[Any]], policy: Policy, sources: Sou
 
 def require_guards(model: Path, guards: Sequence[TriedGuard], policy: Policy, role: str = "candidate") -> None:
     """Makes the model in a folder answer prompts of its guards again, as `require_answers` does, and computes plain
-    text anew. Raises `PosgapError` if the policy does not admit a model with what it says now."""
+    text anew. Raises `PosgapError` if the policy does not admit a model with its new answers."""
     for guard in guards:
         rules: list[tuple[GateRule, Parameters]] = [(guard.rule, guard.guard)]
         known = getattr(guard.judged, role)
@@ -250,7 +250,7 @@ def require_answers(
     role: str = "candidate",
     rules: Sequence[tuple[GateRule, Parameters]] | None = None,
 ) -> None:
-    """Has the model in a folder answer unpredictably drawn prompts of its sweep.
+    """Makes the model in a folder answer unpredictably drawn prompts of its sweep.
 
     `swept` is the folder of that sweep, `examples` are its examples by their content. `inputs` was judged by `policy`,
     with the model in this `role`, or by these `rules` alone. Not all responses need agree, since another processor
@@ -315,8 +315,8 @@ class DecidingEdits:
     def draw(self, rows: Sequence[Prediction]) -> tuple[list[Prediction], list[Prediction]]:
         """Splits the rows, in their order, into those to ask again and the others that have a part in the verdict.
 
-        Of each kind (`_kind`) the first rows are drawn, as many as its `_share` says. If fewer than `LEAST` of these
-        are right, as many more rows are drawn as are missing, right ones first.
+        For each kind (`_kind`) it draws the first rows, as many as the kind's `_share` requires. If fewer than `LEAST`
+        of these are right, as many more rows are drawn as are missing, right ones first.
         """
         wanted = Counter[tuple[int, bool, bool]]()
         for row in rows:

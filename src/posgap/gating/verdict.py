@@ -41,7 +41,7 @@ GATE_FILE = "gate.json"
 LATER = 1 / 4
 SMALLEST_STEP = 1.6  # of the number of examples, from one look to the next
 _SIMULATED = 320  # simulated sweeps for each number of examples: few, so a verdict is quick
-OFTEN = f"{100 * power.USUAL:.0f} %"  # how often a flat model passes with the number of examples that is said to do
+OFTEN = f"{100 * power.USUAL:.0f} %"  # how often a flat model passes with the reported number of examples
 MORE = (
     "With {needs} examples (each group of related ones counts once), a model that is flat and has lost nothing "
     f"would be admitted in {OFTEN} of all cases."

@@ -37,7 +37,7 @@ from posgap.tasks.examples import AnyExample, Document, RankedExample
 from posgap.tasks.prompts import Prompt, TextPromptBuilder
 
 log = logging.getLogger(__name__)
-RETRIES = 2  # of a call that raised, unless POSGAP_RETRIES says otherwise: SDKs retry by themselves
+RETRIES = 2  # of a call that raised, unless POSGAP_RETRIES sets it: SDKs retry by themselves
 MAX_CONSECUTIVE_FAILURES = 25  # prompts that end a sweep
 FIRST_WAIT = 0.5  # seconds between tries, doubled each time
 LOOKED_AT, MIN_LOOKED_AT = 8, 4  # questions that are repeated, and with another question's passages
@@ -148,7 +148,7 @@ class Application:
         return any(map(inspect.iscoroutinefunction, (self.function, type(self.function).__call__)))
 
     def call(self, prompt: Prompt) -> Any:
-        """Calls the function for a prompt; returns what it does, which may be awaitable."""
+        """Calls the function for a prompt; returns its result, which may be awaitable."""
         if not self.wanted:
             return self.function(prompt.text)
         values: dict[str, Any] = {"messages": [{"role": "user", "content": prompt.text}]}
@@ -210,7 +210,7 @@ class ApplicationGenerator:
         yield from self._ask(prompts, partial(self._complete, sampling=sampling))
 
     def _look_at(self, firsts: Sequence[Numbered], sampling: Sampling) -> dict[tuple[int, int], Completion]:
-        """Answers some of these prompts, each of another example, and notes what they tell of the application.
+        """Answers some of these prompts, each of another example, and notes what they show about the application.
 
         Raises `PosgapError` if the first one fails, and if answers do not depend on the passages.
         """

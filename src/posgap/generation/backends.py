@@ -116,7 +116,7 @@ class _VLLM(Backend):
 
         local = cast(PromptBuilder, builder)
         gpus = access.parameters_of(VLLMParameters).tensor_parallel_size
-        # By itself vLLM takes for these another length, and with it other frequencies.
+        # By default vLLM takes another length for these, and with it other frequencies.
         context = local.context if RopeLengths.from_config(load_config(access.model)) else None
         return VLLMGenerator(
             access.model, access.dtype, access.seed, local.tokenizer, gpus, context, **access.vllm_options

@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 
 class BatchFormat(NamedTuple):
-    """How a provider takes requests: at most `max_requests` and `max_bytes` in a file."""
+    """A provider's format for requests: at most `max_requests` and `max_bytes` in a file."""
 
     max_requests: int = 10**9
     max_bytes: int = 10**12
@@ -197,8 +197,8 @@ class _Record(NamedTuple):
 class AnswerFiles:
     """Answers prompts from files of a batch's answers, in any order; prompts without an answer are left out.
 
-    Files are those that OpenAI and Anthropic give back, lm-evaluation-harness' samples, or lines with `id` and `text`.
-    Raises `PosgapError` if an id is there twice, or if models of several names answered and `identity` forbids that.
+    Files are OpenAI's or Anthropic's results, lm-evaluation-harness' samples, or lines with `id` and `text`. Raises
+    `PosgapError` if an id is there twice, or if models of several names answered and `identity` forbids that.
     """
 
     def __init__(self, files: Sequence[Path], maker: RequestMaker):

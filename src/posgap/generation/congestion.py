@@ -1,4 +1,4 @@
-"""Finds how many requests an endpoint is best sent at once, from the waits for its answers and from what it refuses."""
+"""Finds the best number of parallel requests for an endpoint, from the waits for its answers and from its refusals."""
 
 import asyncio
 import math
@@ -74,7 +74,7 @@ class Window:
 
     @property
     def room(self) -> int:
-        """How many requests may be under way now."""
+        """The number of requests that may be under way now."""
         return max(1, int(min(self.size, self.limit)))
 
     @property

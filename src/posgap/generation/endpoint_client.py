@@ -132,7 +132,7 @@ class EndpointClient:
             ) from None
 
     async def post(self, fields: Mapping[str, Any]) -> Response:
-        """Returns what came back. Raises `TransientError` if a retry may help, and `PosgapError` if nothing listens
+        """Returns the response. Raises `TransientError` if a retry may help, and `PosgapError` if nothing listens
         there."""
         assert self._session is not None
         sending = Sending(self.timeout)

@@ -1,4 +1,4 @@
-"""How people name an endpoint: by its address and its model's name, or by one text that has both."""
+"""Parses an endpoint's name: its address and its model's name, or one text with both."""
 
 import json
 import re

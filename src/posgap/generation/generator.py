@@ -31,9 +31,9 @@ class Usage(NamedTuple):
 class Completion(NamedTuple):
     """A response: its text without special tokens, and its token ids with the end token (none from an endpoint).
 
-    `text` is what is scored: stripped, and without the model's `thoughts`, which are kept apart. `cut` says that the
-    limit of tokens ended the text; it is scored all the same, since base models go on writing after a right answer.
-    If the outcome is not `answered`, `reason` says why in the words of the endpoint or in ours.
+    `text` is the scored text: stripped, and without the model's `thoughts`, which are kept apart. `cut` says that the
+    limit of tokens ended the text; it is scored all the same, since base models go on writing after a right answer. If
+    the outcome is not `answered`, `reason` says why in the words of the endpoint or in ours.
     """
 
     text: str
@@ -79,7 +79,7 @@ class Sampling:
 
     @classmethod
     def for_builder(cls, builder: TextPromptBuilder, temperature: float = 0.0, seed: int = 0) -> Self:
-        """How prompts of this builder are answered."""
+        """Returns how prompts of this builder are answered."""
         opened = None if builder.ending is None else opened_by(builder.ending)
         return cls(builder.max_new_tokens, temperature, seed, builder.stop, builder.max_thinking_tokens, opened)
 
@@ -118,7 +118,7 @@ class LayerGenerator(Generator, Protocol):
     """A local model whose RoPE factors can be changed while it is loaded."""
 
     def scale_layers(self, factors: Sequence[float]) -> None:
-        """Puts factors `[L]` in force."""
+        """Applies factors `[L]`."""
         ...
 
 

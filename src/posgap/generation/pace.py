@@ -1,4 +1,4 @@
-"""How fast an endpoint answered, which a sweep records."""
+"""Measures how fast an endpoint answered, for the sweep's record."""
 
 import time
 from typing import Protocol, Self, runtime_checkable

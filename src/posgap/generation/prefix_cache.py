@@ -16,9 +16,9 @@ from posgap.models.rope_lengths import RopeLengths
 def can_reuse_prefixes(model: PreTrainedModel) -> bool:
     """Whether the keys and values of a prompt's beginning can be reused for another prompt that begins alike.
 
-    They cannot if a layer forgets (sliding windows, recurrent states), if RoPE's frequencies follow the length, if
-    the model derives positions from columns instead of taking `position_ids`, since cached rows have gaps, or if a
-    mitigation in force has each prompt read whole.
+    They cannot if a layer forgets (sliding windows, recurrent states), if RoPE's frequencies follow the length, if the
+    model derives positions from columns instead of taking `position_ids`, since cached rows have gaps, or if an applied
+    mitigation needs each prompt read whole.
     """
     config = model.config.get_text_config()
     return (
@@ -106,7 +106,7 @@ class PrefixCache:
 
 
 class Pool:
-    """Keys and values of prompts without their last tokens, taken from a `PrefixCache` that goes on to others."""
+    """Keys and values of prompts without their last tokens, taken from a `PrefixCache` that continues with others."""
 
     def __init__(self) -> None:
         self._layers: dict[int, list[tuple[Tensor, Tensor]]] = {}

@@ -87,7 +87,7 @@ class TransformersGenerator:
         )
 
     def scale_layers(self, factors: Sequence[float]) -> None:
-        """Puts RoPE factors `[L]` in force."""
+        """Applies RoPE factors `[L]`."""
         layer_scaling(self.model).set(factors)
 
     def generate(self, groups: Iterable[Group], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
@@ -112,7 +112,7 @@ class TransformersGenerator:
         longest = max(lengths, default=0) + sampling.limit
         begins_small = number == 0 and not self.on_gpu
         room = _Room(self.batch_tokens // longest, FIRST_TOKENS // longest if begins_small else self.batch_tokens)
-        if not self.reuse or min(lengths, default=0) < 2:  # what is kept of a prompt lacks its last token
+        if not self.reuse or min(lengths, default=0) < 2:  # a kept prompt lacks its last token
             if self.on_gpu:
                 left.sort(key=_PendingPrompt.__len__, reverse=True)  # rows of one length need no mask
             while left:
@@ -124,7 +124,7 @@ class TransformersGenerator:
         several = any(len(group) > 1 for group in groups)
         following = 0
         while following < len(groups):
-            # Of few groups at a time, more prompts can wait to be answered together.
+            # With few groups at a time, more prompts can wait to be answered together.
             count = room.n_rows // 4 if several and room.n_rows >= 8 else room.n_rows
             first = following
             following = min(following + count, len(groups))
@@ -299,8 +299,8 @@ class _Room:
 
 @contextmanager
 def borrow_model(model: PreTrainedModel) -> Iterator[None]:
-    """While this lasts somebody's model generates; afterwards it, and the random numbers of its training, are as
-    before."""
+    """Within the block another's model generates; afterwards it, and the random numbers of its training, are
+    restored."""
     config = model.generation_config
     training = {module: module.training for module in model.modules()}
     try:
@@ -324,7 +324,7 @@ class _Over(StoppingCriteria):
         self.seen = seen
         self.after = after
         self.at_most = self._count() + enough
-        self.stopped = False  # a GPU goes on for some steps, which are then undone
+        self.stopped = False  # a GPU runs some more steps, which are then undone
         self.rows: Any = None  # which are over, as was last seen
 
     def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:

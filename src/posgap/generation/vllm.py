@@ -68,7 +68,7 @@ class VLLMGenerator:
         except (OSError, ValueError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
             raise PosgapError(f"{model}: vLLM cannot serve this model: {reason}; --backend transformers may") from None
-        # Python waits at its end for vLLM's process, and may do so before vLLM itself has it end.
+        # Python waits at its end for vLLM's process, perhaps before vLLM itself ends it.
         atexit.register(self.llm.llm_engine.engine_core.shutdown)
         self._salt: dict[str, str] = {}
 

@@ -192,7 +192,7 @@ def _as_meant(fault: Fault) -> Fault:
 
 
 def read_fault(status: int, body: bytes, document: dict[str, Any] | None = None) -> Fault:
-    """The error in the body of an answer of this status, or in what was read of it already."""
+    """Returns the error in the body of an answer with this status, or in the part that was read already."""
     try:
         whole = _document(body) if document is None else document
     except ValueError:
@@ -284,5 +284,5 @@ def _usage(value: Any) -> Usage | None:
             added = [usage.get(name) for name in ("cache_read_input_tokens", "cache_creation_input_tokens")]
             prompt += sum(n for n in added if isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**53)
         elif (cached or 0) > prompt:
-            prompt += cached or 0  # a server that does not count what it had stored
+            prompt += cached or 0  # a server that does not count its cached tokens
     return Usage(prompt, completion, thinking) if any(n is not None for n in counted[:3]) else None

@@ -7,7 +7,7 @@ from posgap.foundation.termination import leave_message
 
 
 def tell_kubernetes() -> None:
-    """Has the error that ends this process left in the pod's termination message; KFP's executor only prints it."""
+    """Leaves the error that ends this process in the pod's termination message; KFP's executor only prints it."""
     sys.excepthook = _leave_and_print
 
 

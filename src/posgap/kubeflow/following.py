@@ -37,7 +37,7 @@ def run_job(client: "TrainerClient", job: Job, create: Create = create) -> None:
 
     The output of node 0 is printed here, and while the job waits, why Kueue does not admit it. Raises `PosgapError`
     with the best explanation of a failure, if the job is not done in time, or if somebody deletes it, and
-    `TerminationSignal` after SIGTERM. If the cluster no longer answers, this gives up but the job goes on; the next
+    `TerminationSignal` after SIGTERM. If the cluster no longer answers, this gives up but the job continues; the next
     call joins it.
     """
     with deferred_termination() as termination:

@@ -112,7 +112,8 @@ def has_on_top(methods: str) -> bool:
 
 
 def count_candidates(methods: str) -> int:
-    """How many models a run judges: its candidates, and with mitigations on top one more of each that trains."""
+    """Counts the models that a run judges: its candidates, and with mitigations on top one more for each trained
+    model."""
     named = candidates(methods)
     return len(named) + has_on_top(methods) * sum(map(_trains, named))
 
@@ -211,7 +212,7 @@ def settings(form: PreflightConfig) -> dict[str, dict[str, Any]]:
 
 
 def with_guards(form: PreflightConfig, policy: Policy) -> PreflightConfig:
-    """The form with the guards of the registered model's policy, too, which alone says what they are."""
+    """Returns the form with the guards of the registered model's policy, which alone defines them."""
     own = {name: guard.model_dump(mode="json", exclude_defaults=True) for name, guard in policy.guards.items()}
     return form.model_copy(update={"guards": settings_text(parse_settings(form.guards) | own)})
 

@@ -50,7 +50,7 @@ def _ended(arguments: Arguments) -> dict[str, Any]:
 
 
 def _judged_again(arguments: Arguments) -> dict[str, Any]:
-    # Another run may have promoted since the gate: then the candidate is judged anew, in a folder of this pod.
+    # Another run may have promoted since the gate: then the candidate is judged again, in a folder of this pod.
     return {"gate_again": arguments["gate_again"] or artifacts.verdict_beside(arguments["out"])}
 
 

@@ -120,7 +120,7 @@ class Fill:
                 "examples, or examples with more distractors"
             )
         by_depth = self._place_gold(example, pool[:number], ends)
-        # The tokens that meet at a document's border are joined otherwise elsewhere.
+        # The tokens at a document's border are joined differently elsewhere.
         while max(map(count_tokens, by_depth)) > self.tokens:
             number -= 1
             by_depth = self._place_gold(example, pool[:number], ends)

@@ -120,6 +120,6 @@ def write_length_comparison(comparison: LengthComparison, sweeps: Sequence[Sweep
 
 
 def table_text(comparison: LengthComparison) -> str:
-    """The table in Markdown, and what is worse for certain."""
+    """Returns the table in Markdown, and what is certainly worse."""
     head, rows = comparison.table()
     return "\n".join([markdown(head, rows), *comparison.losses()])

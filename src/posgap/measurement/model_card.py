@@ -48,7 +48,7 @@ Examples `{sweep.examples_digest[:16]}`, prompts `{sweep.prompt_digest[:16]}` (s
 
 
 def position_gap(sweep: Sweep) -> str:
-    """The section's head: what was measured, and how it came out, in words."""
+    """Writes the section's head: what was measured, and the result, in words."""
     return f"""## Position gap
 
 How much accuracy depends on where in the prompt the answer lies: {sweep.sample_text} of the task \

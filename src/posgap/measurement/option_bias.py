@@ -35,7 +35,7 @@ class OptionBias(Record):
 
     @property
     def preference(self) -> float:
-        """How many points more often than without preference the favoured slot is named."""
+        """How much more often the favoured slot is named than without preference, in points."""
         return max(self.shares) - sum(self.shares) / len(self.shares)
 
     @property

@@ -1,4 +1,4 @@
-"""How the prompts of a sweep ended, counted.
+"""Counts how the prompts of a sweep ended.
 
 An unanswered prompt is neither right nor wrong, and scores 0. An answer may be cut, or a copy of the prompt: then its
 score says little of the model.
@@ -78,12 +78,12 @@ class OutcomeCounts(Record):
 
     @property
     def n_unanswered(self) -> int:
-        """How many prompts were not answered."""
+        """The number of unanswered prompts."""
         return sum(getattr(self, name) for name in UNANSWERED)
 
     @property
     def prompts(self) -> int:
-        """How many prompts there were."""
+        """The number of prompts."""
         return self.answered + self.n_unanswered
 
     @property
@@ -146,7 +146,7 @@ class Outcomes(OutcomeCounts):
 
     @property
     def copies(self) -> str:
-        """How many answers are cut or copies, as a sentence; empty if none is."""
+        """The number of answers that are cut or copies, as a sentence; empty if none is."""
         phrases = []
         if self.cut:
             phrases.append(f"{self.cut} {'is' if self.cut == 1 else 'are'} cut at the limit of tokens")
@@ -170,7 +170,7 @@ class Outcomes(OutcomeCounts):
         )
 
     def unanswered_text(self, placements: Sequence[Sequence[int]]) -> str:
-        """Says as a sentence what was not answered; empty if all was."""
+        """Describes the unanswered prompts in a sentence; empty if there are none."""
         phrase = self.phrase(placements)
         return phrase and f"{phrase}; they count as wrong."
 

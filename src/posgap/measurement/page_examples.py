@@ -166,7 +166,7 @@ def _map(
 
 
 def _answers_line(at: int, example: ExampleTexts | None, by_model: Sequence[_Cells], samples: int) -> bytes:
-    """Question, answers, and by model, placement and sample what was said: indices into the example's own texts."""
+    """Returns question, answers, and responses by model, placement and sample: indices into the example's own texts."""
     strings: dict[str, int] = {}
 
     def index(text: str) -> int:

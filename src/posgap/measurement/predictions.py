@@ -96,7 +96,7 @@ def ending_of(row: Prediction) -> Ending:
 
 
 def outcomes_of(predictions: Iterable[Prediction], placements: Sequence[Sequence[int]]) -> Outcomes:
-    """How the prompts of these predictions ended, counted at each placement."""
+    """Counts how the prompts of these predictions ended, at each placement."""
     endings: dict[tuple[int, ...], list[Ending]] = {tuple(placement): [] for placement in placements}
     for row in swept_rows(predictions):
         endings[tuple(row["placement"])].append(ending_of(row))

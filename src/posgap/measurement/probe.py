@@ -105,7 +105,7 @@ class Probe:
 
     @property
     def right(self) -> int:
-        """How many are right."""
+        """The number of right ones."""
         return self.count(lambda each: each.right)
 
     @property
@@ -115,12 +115,12 @@ class Probe:
 
     @property
     def at_once(self) -> int:
-        """How many begin with a right answer."""
+        """The number that begin with a right answer."""
         return self.count(lambda each: each.answer_after == 0)
 
     @property
     def later(self) -> int:
-        """How many have a right answer, and do not begin with it."""
+        """The number that have a right answer, and do not begin with it."""
         return self.count(lambda each: bool(each.answer_after))
 
     @property
@@ -187,7 +187,7 @@ class Probe:
                 f'all of {n} responses are "{shorten(self.responses[0].text.strip(), 40)}", to {questions} '
                 "questions: the model may not do this task, or not be shown the question (--template, --system)"
             )
-        # No bound is said of the mean: these are a few questions at some of the placements.
+        # No bound is given for the mean: these are a few questions at some of the placements.
         if n >= FEW and self.right == 0:
             said["floor"] = f"none of {n} is right"
             hold = self.count(lambda each: each.answer_after is not None)

@@ -26,7 +26,7 @@ from posgap.tasks.positions import format_positions
 if TYPE_CHECKING:
     import jinja2
 
-# Round steps between what is named on an axis.
+# Round steps between the labels of an axis.
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 _SOURCE_MAP = re.compile(r"//# sourceMappingURL=\S+\s*$")
 _MAP = ("embedded", "saving", "filters", "map", "cell", "explorer")  # scripts, in the order of their dependencies
@@ -167,8 +167,8 @@ def render_page(
 
 
 def content_policy(scripts: Sequence[str] = ()) -> str:
-    """Returns the Content-Security-Policy of a page: nothing but these scripts runs in it, and it loads nothing from
-    elsewhere, whatever a model's answer in it says."""
+    """Returns the Content-Security-Policy of a page: only these scripts run in it, and it loads nothing from elsewhere,
+    whatever a model's answer in it says."""
     hashes = []
     for script in scripts:
         hashes.append(f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'")

@@ -1,7 +1,7 @@
 """Checks whether a sweep follows from its responses, examples and metric: every response is scored again.
 
-The figures of a sweep follow from the scores in its rows, and so does a verdict. Whoever wrote the rows, by hand or by
-a metric with a fault, could have written any score.
+The figures of a sweep follow from the scores in its rows, and so does a verdict. Rows written by hand, or by a faulty
+metric, could have any score.
 """
 
 import math

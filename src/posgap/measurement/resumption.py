@@ -161,7 +161,7 @@ def generate_resumably(
     """
     unfinished = Unfinished(work_folder(prompts.settings.out), prompts.identity(), token_ids)
     work = _ResumableWork(prompts, unfinished, title, on_completion, first_answers)
-    if first_answers is None:  # else it is one of many sweeps of a comparison, which says itself what it does
+    if first_answers is None:  # else it is one of many sweeps of a comparison, which reports its own progress
         work.say_how_much()
     work.replay_known()
     work.require_fit()
@@ -179,8 +179,8 @@ def generate_resumably(
 
 
 class _ResumableWork:
-    """Prompts, some perhaps already answered, and what is done with each answer as it comes. `n_missing` were
-    unanswered at the start."""
+    """Prompts, some perhaps already answered, and the actions on each answer as it comes. `n_missing` were unanswered
+    at the start."""
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class _ResumableWork:
             log.info("%s", self.prompts.describe())
 
     def replay_known(self) -> None:
-        """Hands on what was answered before the interruption."""
+        """Passes on the answers from before the interruption."""
         for (example, number), completion in sorted(self.unfinished.completions.items()):
             if example < len(self.prompts.examples):
                 self.on_completion(*self.prompts.question(example, number)[:2], completion)

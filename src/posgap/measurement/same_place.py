@@ -25,7 +25,7 @@ class SamePlace(Record):
 
     @property
     def habit_text(self) -> str:
-        """It in words, with what it means."""
+        """The habit in words, with its meaning."""
         return (
             f"Of {self.wrong} wrong answers {self.named} are the item at position {self.place}, whichever was asked "
             "for: what is right there may be a habit, and no retrieval."

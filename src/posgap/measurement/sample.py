@@ -29,7 +29,7 @@ class Sample:
 
     @property
     def n(self) -> int:
-        """How many draws there are."""
+        """The number of draws."""
         return len(self._draws)
 
     def average(self, scores: np.ndarray) -> np.ndarray:

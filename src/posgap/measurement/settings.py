@@ -26,7 +26,7 @@ class AskingSettings:
 
     @property
     def model(self) -> str:
-        """The model's name, as it was given."""
+        """The model's name, as given."""
         return self.access.model
 
     @property

@@ -1,8 +1,8 @@
 """Accuracy by position and its uncertainty.
 
-`correct [E, P]` holds one row an example and one column a placement: the score of the response, from 0 to 1.
-Examples are the sample: a row counts once, however many placements it has. Everything returned is in points,
-0 to 100, unless it is said to be a share. Why each method was chosen is said in docs/statistics.md.
+`correct [E, P]` holds one row an example and one column a placement: the score of the response, from 0 to 1. Examples
+are the sample: a row counts once, however many placements it has. Everything returned is in points, 0 to 100, unless it
+is called a share. docs/statistics.md gives the reason for each method.
 """
 
 import math

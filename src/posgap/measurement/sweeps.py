@@ -240,7 +240,7 @@ class Sweep(Record):
 
     @property
     def sample_text(self) -> str:
-        """How many examples there are, and in how many groups, such as "100 examples in 20 groups"."""
+        """The number of examples, and of groups, such as "100 examples in 20 groups"."""
         groups = f" in {format_count(self.n_independent, 'group')}" if self.groups else ""
         return f"{format_count(self.n_examples, 'example')}{groups}"
 

@@ -26,7 +26,7 @@ def sweep_text(sweep: Sweep) -> str:
 def text_curve(sweep: Sweep) -> str:
     """A line for each placement: its name, a bar, its accuracy and 95 % interval in percent; best and worst are marked.
 
-    Of more than 60 placements, evenly spaced ones are shown, the best and the worst among them.
+    With more than 60 placements, evenly spaced ones are shown, the best and the worst among them.
     """
     best, worst = (sweep.placements.index(place) for place in (sweep.advantageous, sweep.worst.placement))
     step = -(-len(sweep.placements) // MAX_LINES)

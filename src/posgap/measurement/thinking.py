@@ -47,7 +47,7 @@ class FirstThoughts:
 
     @classmethod
     def for_prompts(cls, builder: TextPromptBuilder, total: int) -> "FirstThoughts":
-        """Looks at the first of this number of answers; at none if somebody has decided on the model's thoughts."""
+        """Looks at the first of this number of answers; at none if the user has set the model's thinking."""
         return cls(0 if _is_decided(builder) else total)
 
     @property

@@ -13,7 +13,7 @@ from posgap.generation.served import EndpointIdentity
 
 
 class _Answer(Record):
-    """A line of the file; what is as usual is left out of it."""
+    """A line of the file, without default values."""
 
     example: int = Field(ge=0)
     number: int = Field(ge=0)

@@ -82,7 +82,7 @@ def refuse_chosen_by(model: Path, examples: Sequence[AnyExample]) -> None:
 
 
 def copy_model(model: Path, out: Path) -> None:
-    """Copies a model folder into `out`, without the manifest of whoever made it."""
+    """Copies a model folder into `out`, without its maker's manifest."""
     shutil.copytree(model, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("manifest.json", ".*"))
 
 

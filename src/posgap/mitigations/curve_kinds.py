@@ -1,4 +1,4 @@
-"""The kinds of curves over depth; `posgap.mitigations.curves` describes what they have in common."""
+"""The kinds of curves over depth; `posgap.mitigations.curves` describes their common properties."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

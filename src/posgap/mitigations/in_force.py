@@ -1,4 +1,4 @@
-"""The mitigations in force in a model: applied, replaced, removed, and recorded in its config."""
+"""The mitigations of a model in memory: applied, replaced, removed, and recorded in its config."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,7 +39,7 @@ def apply_mitigation(model: "PreTrainedModel", name: str, settings: "Settings | 
 
 
 def remove_mitigation(model: "PreTrainedModel", name: str) -> None:
-    """Takes a mitigation back; nothing if it is not in force."""
+    """Removes a mitigation; does nothing if it is not applied."""
     for each in take_off(model, name):
         if each.mitigation.name != name:
             put_on_top(model, each.mitigation, each.settings)

@@ -1,8 +1,8 @@
 """Layer-specific scaling: one RoPE factor per layer, on a curve over depth that a search finds.
 
 It follows LPES (arXiv 2606.27705), for which only the abstract and a review were available, and an earlier paper of the
-same group (arXiv 2503.04355). Those say: a factor for each layer, a genetic algorithm, Bezier curves. The algorithm's
-tournaments, crossover and mutation, the bounds and the weights of positions are posgap's own.
+same group (arXiv 2503.04355). These describe a factor for each layer, a genetic algorithm, and Bezier curves. The
+algorithm's tournaments, crossover and mutation, the bounds and the weights of positions are posgap's own.
 """
 
 from collections.abc import Mapping, Sequence

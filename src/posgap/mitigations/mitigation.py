@@ -77,7 +77,7 @@ class ModelMitigation(Mitigation):
         raise NotImplementedError
 
     def write_config(self, config_json: Mapping[str, Any], settings: Any) -> dict[str, Any]:
-        """Returns a model's config.json with the mitigation in it; whoever overrides this sets `is_listed` False."""
+        """Returns a model's config.json with the mitigation in it; an override must set `is_listed` to False."""
         listed = [each for each in config_json.get(MITIGATIONS_KEY) or [] if each["name"] != self.name]
         listed.append(self.list_entry(settings))
         return {**config_json, MITIGATIONS_KEY: listed}

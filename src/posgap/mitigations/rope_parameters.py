@@ -173,7 +173,7 @@ def _remake_rotaries(
             return lambda: None
         config.rope_parameters = {key: dict(each) if isinstance(each, dict) else each for key, each in wanted.items()}
         if hasattr(config, "validate_rope"):
-            copy.deepcopy(config).validate_rope()  # as when a model is saved or loaded; it may set what is missing
+            copy.deepcopy(config).validate_rope()  # as at saving or loading; it may fill in missing parameters
         made = [type(module)(config) for module in rotaries]  # type: ignore[call-arg]
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         config.rope_parameters = before

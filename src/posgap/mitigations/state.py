@@ -17,7 +17,7 @@ _ATTRIBUTE = "_posgap_in_force"
 
 
 class StackEntry(NamedTuple):
-    """A mitigation in force."""
+    """An applied mitigation."""
 
     mitigation: "ModelMitigation"
     settings: "Settings"
@@ -30,24 +30,24 @@ def in_force(model: "PreTrainedModel") -> dict[str, "Settings"]:
 
 
 def needs_own_batch(model: "PreTrainedModel") -> bool:
-    """Returns whether a mitigation in force has each prompt read whole, in a batch of its own."""
+    """Returns whether an applied mitigation needs each prompt read whole, in a batch of its own."""
     return any(entry.mitigation.needs_own_batch for entry in _stack(model))
 
 
 def had_any(model: "PreTrainedModel") -> bool:
-    """Returns whether a mitigation is in force, or ever was."""
+    """Returns whether a mitigation is applied, or ever was."""
     return hasattr(model, _ATTRIBUTE)
 
 
 def put_on_top(model: "PreTrainedModel", mitigation: "ModelMitigation", settings: "Settings") -> None:
-    """Puts a mitigation in force over those that are."""
+    """Applies a mitigation on top of the others."""
     undo = mitigation.apply_to(model, settings)
     _set_stack(model, [*_stack(model), StackEntry(mitigation, settings, undo)])
 
 
 def take_off(model: "PreTrainedModel", name: str) -> list[StackEntry]:
     """Undoes a mitigation and all that were applied after it, and returns them, this one first; none if it is not
-    in force."""
+    applied."""
     stack = _stack(model)
     names = [entry.mitigation.name for entry in stack]
     at = names.index(name) if name in names else len(stack)

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
 
 def checkpoint_activations(model: "PreTrainedModel") -> None:
-    """From now on the model's layers keep what they read alone, and compute the rest again in the backward pass."""
+    """Makes the model's layers keep only their inputs, and compute the rest again in the backward pass."""
     # transformers 5.19, which vLLM 0.32 wants, knows only the older name.
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})

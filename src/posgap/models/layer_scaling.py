@@ -96,14 +96,14 @@ class LayerScaling:
         return len(self.factors)
 
     def set(self, factors: Sequence[float]) -> None:
-        """Puts `factors [L]` in force; `PosgapError` if the model's RoPE cannot take them."""
+        """Applies `factors [L]`; raises `PosgapError` if the model's RoPE cannot take them."""
         if self.length_dependent and min(factors) < 1:
             raise BadModel(f"{self.name}: a factor of {min(factors)} is below 1, which its dynamic RoPE cannot take")
         self.factors = torch.tensor(factors, dtype=torch.float32)
 
     @contextmanager
     def factors_by_row(self, factors: Tensor) -> Iterator[None]:
-        """Puts `factors [L, B]` in force, one column a row of the batch, until the block ends."""
+        """Applies `factors [L, B]`, one column for each row of the batch, until the block ends."""
         before = self.factors
         self.factors = factors
         try:

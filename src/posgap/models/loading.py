@@ -32,7 +32,7 @@ from posgap.models.tensors import EXPLICIT, weight_files
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Of a model on the hub, no code.
+# For a model on the hub, no code.
 _SMALL = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.bpe", "*.jinja", "*.md")
 _WEIGHTS = "*.safetensors"
 _INDEX = "*.index.json"  # of shards
@@ -192,7 +192,7 @@ def load_as_trained(path: str, dtype: str = "auto", compute: str = "") -> "PreTr
     Raises `PosgapError` if weights are missing, left over, of another shape, or not finite, if unused weight files lie
     beside those that load, and if the model is not causal.
     """
-    # Whoever reads a config or a tokenizer alone need not wait for all that models are made of.
+    # Reading only a config or a tokenizer need not wait for the imports of whole models.
     from transformers import AutoModelForCausalLM
 
     config = load_config(path)
@@ -243,7 +243,7 @@ def _require_sizes(path: str, config: PretrainedConfig) -> None:
         with (
             suppress(SafetensorError, OSError),
             safe_open(file, framework="pt") as tensors,
-        ):  # damage is told later
+        ):  # damage is reported later
             shapes += [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118 (it is no dict)
     if not shapes:
         return
@@ -290,7 +290,7 @@ def without_reports() -> Iterator[None]:
 
 
 def require_whole(path: str, report: Mapping[str, Iterable[Any]]) -> None:
-    """`PosgapError` unless every weight of the model was in its files, and nothing else; transformers goes on with
+    """Raises `PosgapError` unless every weight of the model was in its files, and nothing else; transformers would use
     random ones. What the family leaves out (tied weights, buffers) is in no such report."""
     faults = {
         "missing_keys": "are missing",
@@ -355,7 +355,7 @@ def require_finite_files(folder: Path) -> None:
 def _require_finite(where: str, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
     """`PosgapError` if one holds NaN or infinity. Takes a pass through memory, some 10 GB a second."""
     for name, weight in weights:
-        # Of weights packed into 8 bits the scales are looked at.
+        # For weights packed into 8 bits it checks the scales.
         if not weight.is_floating_point() or weight.dtype.itemsize == 1 or not weight.numel():
             continue
         if not all(map(math.isfinite, torch.aminmax(weight.detach()))):
@@ -370,8 +370,8 @@ def on_device(model: "PreTrainedModel", device: torch.device | str) -> "PreTrain
 
 
 def disable_cudnn_attention() -> None:
-    """Has torch take its other kernels in this process. cuDNN plans each shape anew, which took an H200 150 ms: a token
-    that is written is a new shape, and so is each length of a prompt."""
+    """Makes torch use its other kernels in this process. cuDNN plans each new shape, which took an H200 150 ms: every
+    generated token is a new shape, and so is each length of a prompt."""
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 

@@ -1,4 +1,4 @@
-"""How much memory and disk a model takes, and how much this machine has."""
+"""Computes the memory and disk that a model takes, and those that this machine has."""
 
 import ctypes
 import math
@@ -19,7 +19,7 @@ _BESIDE_WEIGHTS = 1.2  # activations and the key-value cache of a prompt, as a s
 
 
 def needed_bytes(folder: Path, dtype: str) -> int:
-    """About what it takes to generate with a model of this folder on a CPU, its parameters in `dtype`."""
+    """Estimates the memory for generating with a model of this folder on a CPU, with parameters in `dtype`."""
     from posgap.models.loading import load_config, resolve_dtype
 
     stored = str(load_config(str(folder)).dtype or "float32").removeprefix("torch.")

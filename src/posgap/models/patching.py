@@ -70,6 +70,6 @@ def without_cache(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cached_length(kwargs: Mapping[str, Any], layer: int) -> int:
-    """How many tokens a layer's cache holds before a forward pass with these arguments."""
+    """Returns the number of tokens in a layer's cache before a forward pass with these arguments."""
     cache = next((kwargs[name] for name in _CACHES if kwargs.get(name) is not None), None)
     return cache.get_seq_length(layer) if cache is not None else 0

@@ -69,7 +69,7 @@ class RopeLengths(NamedTuple):
 
 
 def forget_lengths(model: PreTrainedModel) -> None:
-    """Has dynamic RoPE start from its short frequencies again, whatever the model has read before."""
+    """Resets dynamic RoPE to its short frequencies, whatever the model has read before."""
     for module in model.modules():
         kinds: Any = getattr(module, "rope_type", None)
         for prefix, kind in {"": kinds}.items() if isinstance(kinds, str) else (kinds or {}).items():

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from posgap.foundation.errors import BadModel
 
-MIN_KEPT = 0.9  # the least share of the update that is to be in what is stored
+MIN_KEPT = 0.9  # the least share of the update that the stored weights must keep
 _IN_WORDS = {"nearest": "to the nearest numbers", "stochastic": "up or down at random"}
 _AT_ONCE = 1 << 24  # numbers
 _COUNTED_AT_ONCE = 1 << 20  # each needs half a dozen copies in float64
@@ -23,7 +23,7 @@ _COUNTED_AT_ONCE = 1 << 20  # each needs half a dozen copies in float64
 
 @dataclass
 class UpdateRetention:
-    """How much of an update, from the base's weights to the trained ones, the stored weights have."""
+    """The share of an update, from the base's weights to the trained ones, in the stored weights."""
 
     along: float = 0.0  # the sum of (stored - base) (trained - base)
     whole: float = 0.0  # the sum of (trained - base)^2
@@ -31,7 +31,7 @@ class UpdateRetention:
     differing: int = 0  # those that differ from the base when stored
 
     def add_tensor(self, base: Tensor, trained: Tensor, stored: Tensor) -> None:
-        """Counts one tensor in: as the base has it, as trained (in float32), and as stored."""
+        """Adds one tensor: the base's, the trained one (in float32), and the stored one."""
         for parts in zip(*(tensor.flatten().split(_COUNTED_AT_ONCE) for tensor in (base, trained, stored))):
             before, after, written = (part.double() for part in parts)
             update = after - before

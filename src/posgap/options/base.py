@@ -134,7 +134,7 @@ class StageConfig(Config):
     def resolve_auto(self) -> Self:
         """Returns this config with a choice in place of each "auto" that depends on the machine and changes the result.
 
-        A stage's work gets this one, and the manifest names what was chosen.
+        A stage's work gets this one, and the manifest names the choice.
         """
         return self
 

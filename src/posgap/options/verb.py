@@ -23,7 +23,7 @@ class Verb(NamedTuple):
 
     config: type[Config]
     example: str  # what follows the verb in a command that works
-    results: tuple[str, ...] = ()  # files of its folder; `--json` prints the first that is there; none: what it shows
+    results: tuple[str, ...] = ()  # files of its folder; `--json` prints the first there; none: what it shows
     kind: Kind = Kind.COMMAND
     stage_config: type[Config] | None = None  # of the stage, if the verb leaves more open; None: the same
 

@@ -14,7 +14,7 @@ OTHERS = ("gradient", "value_norm")  # those that a summary names
 
 
 class Pair(TypedDict):
-    """How two measures agree."""
+    """The agreement of two measures."""
 
     measures: list[str]
     spearman: float | None

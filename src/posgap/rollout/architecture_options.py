@@ -1,4 +1,4 @@
-"""From the description of an architecture, and a measurement that supplies what it leaves open, to the architecture."""
+"""Makes an architecture from its description, and from a measurement that fills in the rest."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -113,7 +113,7 @@ def _rotation(description: Description, facts: Mapping[str, Any], n_layers: int)
             "`rope_factors`"
         )
     if seen and None not in seen and len(bases) == 1 and not description.rope_factors:
-        # As the layers were seen to turn, with whatever base, scaling or factors.
+        # The measured rotation of the layers, including base, scaling and factors.
         angles = seen
         factors = []
         by = "the measured encoding"

@@ -88,7 +88,7 @@ class RelativeAttention:
 
 
 def last_row(n: int, layers: Sequence[RelativeAttention], lambdas: np.ndarray) -> np.ndarray:
-    """How much of each of the `n` input positions reaches the last token: [N], which sums to one.
+    """Returns how much of each of the `n` input positions reaches the last token: [N], which sums to one.
 
     `layers` and `lambdas` [L] are in the order of the model, the first layer first.
     """

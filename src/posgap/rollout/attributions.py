@@ -45,7 +45,8 @@ class HeadOutputs:
         return norms / norms.sum(dim=2, keepdim=True).clamp(min=torch.finfo(norms.dtype).tiny)
 
     def gradients(self, gradient: Tensor) -> Tensor:
-        """The gradients [B, H, Q, N] with respect to attention, of those [B, Q, D] with respect to what it writes."""
+        """Returns the gradients [B, H, Q, N] with respect to attention, from those [B, Q, D] with respect to its
+        output."""
         of_heads = torch.einsum("bqe,kgde->bkgqd", gradient.float(), self.matrix)
         return torch.einsum("bkgqd,bknd->bkgqn", of_heads, self.values).flatten(1, 2)
 

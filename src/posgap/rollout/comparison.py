@@ -61,7 +61,7 @@ def comparison_text(figures: Mapping, what: str, of: str, n: int) -> str:
 
 
 def _order_text(rank: float | None, interval: Sequence[float] | None) -> str:
-    """How well the positions are ordered, in words."""
+    """Describes how well the positions are ordered."""
     if rank is None:
         return "cannot be compared in order (no Spearman: one of the two is the same everywhere)"
     strength = "well" if rank > 0.7 else "in part" if rank > 0.3 else "hardly" if rank > -0.3 else "the wrong way round"

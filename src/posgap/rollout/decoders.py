@@ -48,7 +48,7 @@ class _Seen:
 
     writers: list[nn.Module] = field(default_factory=list)
     written: Tensor | None = None
-    projection: nn.Module | None = None  # the last of them that has parameters, and what it was given
+    projection: nn.Module | None = None  # the last of them that has parameters, and its input
     heads: Tensor | None = None
     read: dict[nn.Module, Tensor] = field(default_factory=dict)
     returned: Tensor | None = None

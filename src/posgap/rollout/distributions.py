@@ -60,8 +60,8 @@ def profile(distribution: np.ndarray) -> dict[str, float]:
     """Mean shares relative to the uniform distribution's, in four places.
 
     `first` and `last` are the two ends (2 % of the positions each, at least one token), `trough` and `crest` the
-    stretches between them (10 %) with the smallest and the greatest share. The last token is left out: what it keeps
-    through the residual connections is itself, and would make most curves rise at their end.
+    stretches between them (10 %) with the smallest and the greatest share. The last token is left out: it keeps itself
+    through the residual connections, and would make most curves rise at their end.
     """
     uniform = 1 / len(distribution)
     distribution = distribution[:-1] if len(distribution) > 1 else distribution
@@ -110,7 +110,7 @@ def describe_distribution(distribution: np.ndarray) -> dict:
 
 
 def strengths_text(lambdas: np.ndarray) -> str:
-    """How residual strengths `lambdas` [L] change over depth, in a clause."""
+    """Describes in a clause how residual strengths `lambdas` [L] change over depth."""
     first = lambdas[0]
     last = lambdas[-1]
     if abs(first - last) < 0.01:

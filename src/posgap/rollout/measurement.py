@@ -271,8 +271,8 @@ class _Unreadable(Exception):
 
 class _LayerRollouts:
     """Carries the last token's row of each rollout down through a layer: with residual connections, without, and, given
-    the `projection` of the layer's heads, with value norms; given the `gradient` [B, N, D] with respect to what it
-    writes, by gradients too."""
+    the `projection` of the layer's heads, with value norms; given the `gradient` [B, N, D] with respect to its output,
+    by gradients too."""
 
     def __init__(
         self, layer: int, rows: Tensor, statistics: Statistics, projection: nn.Module | None, gradient: Tensor | None

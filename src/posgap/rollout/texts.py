@@ -107,7 +107,7 @@ def placed_examples(
 
 
 def _pieces(path: Path, tokenizer: PreTrainedTokenizerBase, size: int) -> Iterator[list[int]]:
-    """A text file cut into pieces of `size` tokens; what is left at its end is left out."""
+    """A text file cut into pieces of `size` tokens; a shorter rest at its end is left out."""
     ids = _tokenize(bounds.read_text(path), tokenizer)
     for start in range(0, len(ids) - size + 1, size):
         yield ids[start : start + size]

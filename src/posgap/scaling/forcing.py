@@ -1,6 +1,6 @@
 """Whether a model can be judged by forcing right answers upon it: only if it answers at once.
 
-Forced tokens stand right behind the prompt. Of a model that first says "The value corresponding to ..." their
+Forced tokens stand right behind the prompt. If a model first says "The value corresponding to ...", their
 log-probability tells nothing, and accuracy is 0 though it may answer well.
 """
 

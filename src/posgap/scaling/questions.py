@@ -36,7 +36,7 @@ def right_response(builder: PromptBuilder, example: AnyExample, placement: Place
     metric's `right_after` is "end".
 
     The end token is left out if strings end responses (`builder.stop`): a model without a chat template writes one of
-    these there, and goes on.
+    these there, and continues.
     """
     if METRICS[metric].right_after == "end":
         whole = builder.gold_response(example, placement)

@@ -122,7 +122,7 @@ def _scale_inner(inner: Any, factors: Sequence[float]) -> list[float]:
     if any(isinstance(factor, list) for factor in factors):
         raise ValueError(f"posgap: {CONFIG_KEY} has factors for each head; vLLM serves one for each layer")
     try:
-        # vLLM's attention works in vLLM alone, so nothing can be tried here; what is read below shows the effect.
+        # vLLM's attention works in vLLM alone, so it cannot be tried here; the factors read below show the effect.
         scaling = LayerScaling(inner, tried=False)
         if len(factors) != scaling.n_layers:
             raise BadModel(f"{CONFIG_KEY} has {len(factors)} factors, and the model has {scaling.n_layers} layers")

@@ -13,7 +13,7 @@ from posgap.foundation.locations import READERS, addressed_cache
 
 
 def download_address(address: str) -> Path:
-    """The file at an address, downloaded to this machine anew, since not every server says whether it has changed.
+    """Downloads the file at an address again, since not every server says whether it has changed.
 
     The cache keeps every content that the address ever had. `PosgapError` if it cannot be read, if it is a folder, and
     if the package that reads such addresses is missing.

@@ -47,11 +47,11 @@ def require_ours(uri: Location, stage: str, record: str = MANIFEST) -> None:
     """
     if not is_uri(uri):
         return
-    # Listed before `head`: only a refused list says what is wrong with the access key.
+    # Listed before `head`: only a refused list explains what is wrong with the access key.
     there = Snapshot(uri, tuple(list_objects(uri)))
     if head(uri):
         raise BadOutput(f"{uri}: is an object, and this writes a folder of that name; write elsewhere")
-    # The mark of an unfinished upload says what it may replace.
+    # The mark of an unfinished upload names what it may replace.
     manifest = read_record(there.local_file(INCOMPLETE if there.is_incomplete else record))
     names = {stored.name for stored in there.objects}
     reason = "" if names == {INCOMPLETE} else why_not_ours(names, manifest, stage)
@@ -73,7 +73,7 @@ def publish(path: Path, uri: Location, hashed: Mapping[str, str] = MappingProxyT
     if not is_uri(uri):
         return
     digests = upload_path(path, uri, hashed)
-    # The manifest first: if this is interrupted, what is left at `path` is not taken for complete.
+    # The manifest first: if this is interrupted, the rest at `path` is not taken for complete.
     for file in sorted(digests, key=lambda file: file.name != MANIFEST):
         move_into_cache(file, digests[file])
     files.delete_path(path)

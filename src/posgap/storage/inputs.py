@@ -55,7 +55,7 @@ class ByName(Source):
 
 @dataclass(frozen=True)
 class AtAddress(Source):
-    """A file at an address that is only read, as it was when it was downloaded."""
+    """A file at an address that is only read, as it was at its download."""
 
     location: str
     here: Path

@@ -9,12 +9,12 @@ from posgap.foundation.files import digest_of
 from posgap.foundation.locations import SCHEME, split_uri
 from posgap.storage.client import client, explain_errors, refusal
 
-SHA256 = "sha256"  # in an object's metadata: of its content, by whoever uploaded it
+SHA256 = "sha256"  # in an object's metadata: the digest of its content, by the uploader
 
 
 @dataclass(frozen=True)
 class Object:
-    """One object as it was listed. `name` is its path below the URI, or its own name."""
+    """One listed object. `name` is its path below the URI, or its own name."""
 
     bucket: str
     key: str

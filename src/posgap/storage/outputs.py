@@ -36,7 +36,7 @@ from posgap.storage.manifests import REFUSAL, file_records, hash_files, read_rec
 from posgap.storage.places import Writing, require_place, resolve_place
 
 log = logging.getLogger(__name__)
-LOOKS = 3  # at a folder that seems to be somebody else's
+LOOKS = 3  # at a folder that seems to belong to others
 WAIT = 1.0  # seconds, for a writer that is just leaving
 
 
@@ -56,7 +56,7 @@ class Output:
         self._lock: Any = None
 
     def require_ours(self) -> None:
-        """Raises `PosgapError` if posgap must not replace what is there."""
+        """Raises `PosgapError` if posgap must not replace the present content."""
         raise NotImplementedError
 
     def is_made(self) -> bool:
@@ -66,8 +66,8 @@ class Output:
     def claim(self) -> None:
         """Makes this process the writer: takes the lock, and removes what a killed writer left.
 
-        Raises `PosgapError` if another process is the writer, if the place holds somebody else's files, and if nothing
-        can be written.
+        Raises `PosgapError` if another process is the writer, if the place holds others' files, and if nothing can be
+        written.
         """
         if self._lock is not None:
             return
@@ -154,7 +154,7 @@ class Folder(Output):
     def take_place(self) -> None:
         """Moves the complete folder `partial` to the output's place.
 
-        Raises `PosgapError` if somebody has put files there while it was made. Nothing is lost then: the same command,
+        Raises `PosgapError` if others have put files there while it was made. Nothing is lost then: the same command,
         given again, only moves it.
         """
         # Before the output is in its place: a command that finds it there does not look for work.
@@ -221,7 +221,7 @@ class RunFolder(Output):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if error and os.listdir(self.out) == [MANIFEST]:  # the command was refused, and leaves the place as it was
+        if error and os.listdir(self.out) == [MANIFEST]:  # the command was refused, and leaves the place unchanged
             (self.out / MANIFEST).unlink()
             if self._made:
                 self.out.rmdir()
@@ -284,7 +284,7 @@ def _as_input(output: Location) -> dict[str, str]:
 
 
 def _acquire_lock(path: Path) -> Any:
-    """The lock, held; None if another process has it."""
+    """Returns the held lock; None if another process has it."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(path)
@@ -302,7 +302,7 @@ def _acquire_lock(path: Path) -> Any:
 
 
 def _no_folder(folder: Path) -> str:
-    """Why what is there is no folder that can be replaced; empty if it is one, or nothing is there."""
+    """Says why the present content is no folder that can be replaced; empty if it is one, or if there is none."""
     if folder.is_symlink():
         return "it is a symbolic link"
     if not folder.exists():

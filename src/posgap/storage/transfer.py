@@ -85,6 +85,6 @@ def _transfers(what: str, total: int, threshold: int) -> Iterator[tuple[Any, Any
 
     settings = TransferConfig(multipart_threshold=threshold, multipart_chunksize=PART, max_concurrency=THREADS)
     shown = meter(total, f"{what} (MB)", MB) if total >= WORTH_SHOWING else nullcontext(lambda more: None)
-    # An exception in it cancels what is under way, and aborts multipart uploads.
+    # An exception in it cancels running transfers, and aborts multipart uploads.
     with shown as add, create_transfer_manager(client(), settings) as manager:
         yield manager, ProgressCallbackInvoker(add)

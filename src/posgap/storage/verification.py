@@ -34,7 +34,7 @@ class Verification:
         self._verify_manifest(folder, manifest)
 
     def _verify_manifest(self, output: Source, manifest: Mapping[str, Any]) -> None:
-        """Compares an output with its manifest, and goes on with its inputs."""
+        """Compares an output with its manifest, and then its inputs."""
         place = str(output.location)
         if place in self.checked:
             return
@@ -62,7 +62,7 @@ class Verification:
             self._verify_input(place, field, was)
 
     def _verify_input(self, output: str, field: str, was: Mapping[str, str]) -> None:
-        """Compares an input with its recorded digest, and goes on with its own manifest if it is an output."""
+        """Compares an input with its recorded digest, and then with its own manifest if it is an output."""
         path = was.get("path", "")
         sha256 = was.get("sha256", "")
         if not sha256:

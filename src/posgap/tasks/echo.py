@@ -32,7 +32,7 @@ def find_copying(prompt: Callable[[], str], response: str, answers: Sequence[str
     long_enough = len(pieces(response)) >= MIN_RUN
     said = named(response, answers)
     others: Others = "" if all(said) or not any(said) else "after" if said[0] else "before"
-    # An answer is mostly a quotation, but one that goes on to other candidates is none.
+    # An answer is mostly a quotation, but one that continues with other candidates is none.
     return Copying(long_enough and is_echo(prompt(), response, () if others else answers), others)
 
 

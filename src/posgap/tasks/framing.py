@@ -1,6 +1,6 @@
 """Makes the text around a task's own in a prompt: a system message, and the chat template with its arguments.
 
-A template is somebody's program. It is rendered in transformers' sandbox, on a fixed date, and within limits of time,
+A template is a user's program. It is rendered in transformers' sandbox, on a fixed date, and within limits of time,
 size and memory.
 """
 

@@ -18,7 +18,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = r"\b(a|an|the)\b"
 _SPACELESS = rf"{SPACELESS}|\p{{Katakana}}"
 _NUMBER = r"[-+−]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3})?|[-+−]?\.\d+"
-PATTERN_SECONDS = 1.0  # for a pattern that somebody wrote, on one response
+PATTERN_SECONDS = 1.0  # for a user's pattern, on one response
 SENTENCE = 8  # words that make an answer a sentence
 _FUNCTION_WORDS = {
     *("and", "are", "as", "at", "be", "been", "but", "by", "did", "do", "does", "for", "from", "had", "has", "have"),
@@ -90,8 +90,8 @@ def lost_in_the_middle(response: str, answers: Sequence[str]) -> bool:
     """How Lost in the Middle scores open questions (Liu et al. 2024, scripts/evaluate_qa_responses.py): a normalised
     answer is contained in the response's normalised first line, within a word too.
 
-    Only the first line counts, since a model that copies the documents would copy the answer. Otherwise than there, an
-    answer that normalisation empties ("A", "-") is not contained in every response: it is scored as by sub_EM.
+    Only the first line counts, since a model that copies the documents would copy the answer. Unlike there, an answer
+    that normalisation empties ("A", "-") is not contained in every response: it is scored as by sub_EM.
     """
     line = response.split("\n")[0]
     simplified = normalize(line)

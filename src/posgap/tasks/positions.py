@@ -54,7 +54,7 @@ def parse_length(text: str) -> str:
 
 
 def tokens_of(length: str, context: int) -> int:
-    """How many tokens a length is, "4096" or "50%", for a model that reads `context` of them."""
+    """Returns the tokens of a length, "4096" or "50%", for a model that reads `context` of them."""
     return int(context * _parse_percent(length[:-1]) / 100) if length.endswith("%") else int(length)
 
 

@@ -178,7 +178,7 @@ class Task:
 
 def document_writer(form: str, between: str = "\n") -> Callable[[Sequence[Document]], str]:
     """Returns a function that writes documents in a `form` with some of the fields `number`, `letter`, `title` and
-    `text`. Those without a title have no `(Title: )` in it: a small model answered with that twenty times of twenty."""
+    `text`. Documents without a title have no `(Title: )`: a small model answered with that twenty times of twenty."""
     untitled = form.replace("(Title: {title})", "")
 
     def write(documents: Sequence[Document]) -> str:

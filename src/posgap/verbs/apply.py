@@ -1,4 +1,4 @@
-"""apply: writes a model folder that loads with a mitigation in force."""
+"""apply: writes a model folder that loads with a mitigation applied."""
 
 import logging
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def apply(config: ApplyConfig, out: Path, run: Run) -> None:
     mitigation = model_mitigation(name)
     given = parse_as(mitigation.settings, chosen.settings, f"settings of {name}")
     model = load_model(config.model)
-    apply_mitigation(model, name, given)  # which says why a model cannot have it
+    apply_mitigation(model, name, given)  # it explains why a model cannot have it
     neutral = given == mitigation.neutral_settings(model.config)
     applied = MitigationRecord(
         name=name,

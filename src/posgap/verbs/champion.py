@@ -202,7 +202,7 @@ def _promoted_with(version: "ModelVersion") -> Path | None:
     run = version.tags.get(registry.PROMOTION_RUN, "")
     kept = folder / f"sweep-{digest_of(run)[:16]}"
     with lock_mark(folder.name):
-        for _ in range(2):  # what is there may be of a download that broke off
+        for _ in range(2):  # the content may come from a broken download
             there = judged_sweep(version, kept)
             if there:
                 return there

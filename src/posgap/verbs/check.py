@@ -65,7 +65,7 @@ def terminal_text(model: str, verdict: Verdict, sweep: Sweep) -> str:
         lines.append(f"{colour_word(f'{ruling.outcome:<7}', sys.stdout)}{against(ruling)}; {ruling.sentence}")
     if verdict.wanting:
         lines.append(verdict.wanting)
-    if verdict.passed:  # what was not admitted ends the command with a line that says why
+    if verdict.passed:  # a refusal ends the command with a line that gives the reason
         lines.append(f"{colour_word('admitted', sys.stdout)}: {printable(redact(model))}")
     return "\n".join([sweep_text(sweep), join_lines(lines)])
 

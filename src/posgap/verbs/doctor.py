@@ -28,7 +28,7 @@ from posgap.options.doctor import DoctorConfig
 from posgap.tracking.server import HOW_TO_TRACK
 from posgap.verbs.inputs import with_local_paths
 
-SECONDS = 4.0  # that what is configured has to answer
+SECONDS = 4.0  # configured services must answer within this time
 MIN_DISK = 10 * 2**30  # bytes, below which a model of a few billion parameters and its training do not fit
 MARKS = {"yes": "✓", "no": "–", "untested": "?", "broken": "✗"}
 

@@ -19,7 +19,7 @@ C = TypeVar("C", bound=FileConfig)
 
 
 def writes_file(work: Callable[[C, Path], str]) -> Callable[[C], Location]:
-    """Turns `work(config, file)`, which writes a file and returns what it did, into a verb that writes `config.out`.
+    """Turns `work(config, file)`, which writes a file and returns its result, into a verb that writes `config.out`.
 
     Inputs in S3 are fetched, and an output there is uploaded. The file is written atomically, and replaces another one
     only with `config.force`.

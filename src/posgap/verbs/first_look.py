@@ -100,7 +100,7 @@ class Size(NamedTuple):
 
     @property
     def examples(self) -> int:
-        """How many examples have as many prompts as `EXAMPLES` at `POSITIONS`."""
+        """The number of examples that have as many prompts as `EXAMPLES` at `POSITIONS`."""
         return min(EXAMPLES, max(MIN_EXAMPLES, EXAMPLES * POSITIONS // self.prompts))
 
     @property
@@ -198,7 +198,7 @@ def _make(config: SweepVerbConfig, count: int, n_docs: int) -> list[AnyExample]:
 def reliable_commands(config: SweepConfig, place: Path) -> list[str]:
     """Returns the commands that make enough examples, and sweep the model with them as this first look asked it."""
     task = TASKS[config.task]
-    # Files of the look's own name, lest they take the place of others in the folder.
+    # Files named after the look, so that they do not replace others in the folder.
     file = f"{config.out}-{RELIABLE}.examples.jsonl.gz"
     making = [making_command(task, RELIABLE, config.n_docs, config.seed, shlex.quote(file))]
     if config.task == "kv":
@@ -224,12 +224,12 @@ def _are_cut(place: Path) -> bool:
     return 2 * sum(map(bool, is_cut)) >= len(rows)
 
 
-_OF_A_LOOK = {"task", "n_docs", "positions", "limit", "max_new_tokens"}  # which the real thing has otherwise
+_OF_A_LOOK = {"task", "n_docs", "positions", "limit", "max_new_tokens"}  # the real measurement sets these differently
 
 
 def _list_options(config: SweepConfig) -> list[str]:
     """Returns the words of all other options that are no defaults. The values of headers, which may be secrets, are
-    left to be filled in, and what is hidden in manifests is hidden here too."""
+    left to be filled in; values hidden in manifests are hidden here too."""
     words: list[str] = []
     for name, value in config.parameter_values().items():
         if value == config.default(name) or name in _OF_A_LOOK or (name == "backend" and config.base_url):

@@ -240,7 +240,7 @@ def is_complete(name: str, config: StageConfig) -> bool:
 
 
 def stale_reason(out: Location, identity: str) -> str:
-    """Why what is at `out` is not the complete output of this identity; empty if it is.
+    """Says why the content of `out` is not the complete output of this identity; empty if it is.
 
     It looks at names and sizes of files, and hashes none.
     """

@@ -35,7 +35,7 @@ def sources(config: Config) -> dict[str, Source]:
         for key, location in ({name: value} if several is None else several).items():
             is_served = config.is_served(name)
             if is_served and out and Path(location).absolute() == Path(out).absolute():
-                by_field[key] = ByName(location)  # what is there is the output, not the model that a server calls so
+                by_field[key] = ByName(location)  # the content is the output, not the served model
                 continue
             try:
                 by_field[key] = source(location, is_served)

@@ -48,6 +48,6 @@ def pipeline_submit(config: PipelineSubmitConfig) -> None:
         try:
             wait_for_end(client, run.run_id, compiled, values, config.timeout)
         except KeyboardInterrupt as stop:
-            # The same command would start another run, so this says how to find the one that goes on.
+            # The same command would start another run, so this says how to find the running one.
             stop.add_note(f"run {run.run_id} goes on: {client.run_url(run.run_id)}")
             raise

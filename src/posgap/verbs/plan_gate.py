@@ -1,4 +1,4 @@
-"""How many examples the gate's rules need."""
+"""Computes how many examples the gate's rules need."""
 
 import json
 import logging

@@ -95,7 +95,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
 
 
 def _measure(model: PreTrainedModel, sequences: Sequences, label: str) -> tuple[MeasuredInfluence, dict[str, Any]]:
-    """Measures a model on the sequences; returns that, and its position encoding as it was seen to be."""
+    """Measures a model on the sequences; returns the result, and its measured position encoding."""
     encoding = position_encoding(model.config)
     measured = measure_influence(
         model,

@@ -1,5 +1,5 @@
 """rollout predict: each input position's share in the last token, from mask, encoding, residuals and depth alone, and
-how well it agrees with what was measured."""
+how well it agrees with a measurement."""
 
 import dataclasses
 import logging

@@ -151,7 +151,7 @@ def _split_examples(config: ScaleSearchConfig) -> tuple[list[AnyExample], list[A
 
 
 def _figures(search: FactorSearch, found: FoundFactors) -> dict[str, Any]:
-    """Returns the factors and what they reach on the examples that chose them, as fields of `Scaling`."""
+    """Returns the factors and their scores on the examples that chose them, as fields of `Scaling`."""
     accuracy, unscaled = (found.scores.accuracy(each) for each in (found.factors, search.ones))
     reached = search.fitness(accuracy), search.fitness(unscaled)
     best, base = reached

@@ -207,8 +207,8 @@ def _sweep_guards(
 
 
 def _write_figures(sweep_run: SweepRun, place: Path, out: Path, run: Run) -> Sweep:
-    """Writes the folder `place` of a sweep, and returns its figures. If too little is answered, `out` keeps what
-    is."""
+    """Writes the folder `place` of a sweep, and returns its figures. If too little is answered, `out` keeps the
+    answers."""
     settings = sweep_run.settings
     model = settings.model
     predictions = sweep_run.predictions

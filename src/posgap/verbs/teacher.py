@@ -63,7 +63,7 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
             f"{unanswered if outcomes.n_unanswered else ''}; there is nothing to distil"
         )
     if builder.task.slot_names:
-        # An answer means what it does only in its own order, and the model's opinion is the one over all orders.
+        # An answer's meaning depends on its order, and the model's opinion is the one over all orders.
         answered_right = _contents(kept)
         kept = [row for row in rows if row["content"] in answered_right]
     write_jsonl(out / RESPONSES_FILE, kept)

@@ -26,7 +26,7 @@ from posgap.verbs.inspect_logs import SUFFIX, is_position_log, sweep_of_log
 
 log = logging.getLogger(__name__)
 INDEX = "index.html"
-_MARK = 'content="posgap view"'  # tells the page from one that somebody else wrote
+_MARK = 'content="posgap view"'  # tells the page from one by another program
 
 
 class Row(NamedTuple):

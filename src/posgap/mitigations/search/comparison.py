@@ -173,7 +173,7 @@ class Comparison:
         return Evidence(out, sweep, predictions)
 
     def save_state(self) -> None:
-        """Writes down what was tried, and the time spent."""
+        """Writes down the trials, and the time spent."""
         state = self.state.model_copy(update={"seconds": self.clock.seconds_spent})
         write_json(self._state_file, state.model_dump(mode="json"))
 

@@ -34,8 +34,8 @@ class Cost(Record):
 
 
 class RetrievedGain(Record):
-    """A mitigation of the held-out questions in the retriever's order, against that order without it: accuracy, and
-    what it gains, in points, paired; and how many questions it `won` and `lost`."""
+    """A mitigation in the retriever's order on the held-out questions, compared with that order alone: accuracy, and
+    the paired gain, in points; and how many questions it `won` and `lost`."""
 
     accuracy: float
     gain: float
@@ -230,7 +230,7 @@ class MitigateResult(Record):
 
     @property
     def measured_outcomes(self) -> list[MitigationOutcome]:
-        """Those that were measured on the held-out examples, the best on the selection first."""
+        """The outcomes measured on the held-out examples, the best on the selection first."""
         return [each for each in self.found if each.measured]
 
     @property

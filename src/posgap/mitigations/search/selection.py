@@ -23,7 +23,7 @@ _PROMPTS = 4  # on which a mitigation may measure the model before it proposes s
 
 
 def choose_settings(mitigations: Sequence[Mitigation], comparison: Comparison) -> list[MitigationOutcome]:
-    """Returns what was found of every mitigation: each tries settings in an equal share of the time that is left for
+    """Returns the findings on every mitigation: each tries settings in an equal share of the remaining time for
     choosing, the first of all in any case.
 
     Raises `PosgapError` if the model can have none of them.

@@ -40,7 +40,7 @@ def measure_cost(
             with_it = _measure_once(model, name, settings, Question(example, model.middle))
             without = _measure_once(model, BASE, None, Question(example, model.middle))
             if not turn and without.prefill < _SLOW:
-                continue  # what is read first warms up caches
+                continue  # the first reading warms up caches
             both = with_it.prefill + with_it.decode, without.prefill + without.decode
             memory = with_it.memory / without.memory if without.memory else np.nan
             ratios.append(
