@@ -58,7 +58,7 @@ class Evaluation:
         `student` wraps the `model` for all processes, which share the prompts; each reads all texts. Every process
         calls this. It changes neither weights nor random numbers.
         """
-        figures = {}
+        figures: dict[str, float] = {}
         if self.examples:
             read = _judge(self.examples, student, device, micro_batch_tokens)
             by_placement = defaultdict(list)
