@@ -174,6 +174,15 @@ def test_columns_of_other_names_are_named(tmp_path):
         data_import(config.model_copy(update={"columns": {"colour": "Frage"}, "force": True}))
 
 
+def test_a_column_that_is_named_counts_before_the_format_s(tmp_path):
+    results = [{"page_name": "a", "page_snippet": text} for text in TEXTS]
+    row = {"query": QUESTION, "answer": "south", "alt_ans": ["the south"], "mine": "north", "search_results": results}
+    write_jsonl(tmp_path / "crag.jsonl", [row])
+    config = ImportConfig(input=tmp_path / "crag.jsonl", out=tmp_path / "e.jsonl", format="rag")
+    (example,) = read_examples(data_import(config.model_copy(update={"columns": {"answers": "mine"}})))
+    assert (example.answers, [p.text for p in example.passages]) == (["north"], TEXTS)
+
+
 def test_an_import_says_in_a_few_lines_what_it_took_for_what(tmp_path, caplog):
     caplog.set_level("INFO")
     rows = [
@@ -217,6 +226,7 @@ def test_distances_beside_a_document_keep_the_list_s_order(tmp_path):
     [
         [[1.0, 0.0, 0.0], [0.93, 0.41, 0.02]],
         [["100 %", "0 %", "0 %"], ["9 %", "8 %", "7 %"]],
+        [["9 %", "4 %", "0 %"], ["9%", "8%", "7%"]],
         [[100, 0, 0], [87, 41, 2]],
     ],
 )

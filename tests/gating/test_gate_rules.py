@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from scipy import stats
-from written_sweeps import N, write_sweep
+from written_sweeps import ASKED, N, write_sweep
 
 from posgap.cli.main import main
 from posgap.foundation.errors import PosgapError
@@ -356,16 +356,27 @@ def test_what_a_champion_left_unanswered_hides_no_loss(tmp_path, left):
     """A candidate loses at one position what the champion left unanswered at another: a loss, and none to make up."""
     lost = np.ones((N, 5))
     lost[:left, 2] = 0
-    candidate = Evidence(write_sweep(tmp_path / "candidate", lost))
+    candidate = Evidence(write_sweep(tmp_path / "candidate", lost, order=range(N - 1, -1, -1)))
     folder = write_sweep(tmp_path / "champion", wrong(left, 0, 0, 0, 0))
     rows = read_predictions(folder)
     for row in rows:
         if not row["correct"]:
             row["outcome"] = "failed"
-    champion = Evidence(folder, None, rows)
-    gains = candidate.gains_over(champion.reorder_like(candidate))
+    champion = Evidence(folder, None, rows).reorder_like(candidate)
+    gains = candidate.gains_over(champion)
     assert gains.mean(axis=0).tolist() == [0, 0, -left / N, 0, 0]
     # The other way round nothing is taken back: what a candidate leaves unanswered is wrong.
     assert champion.gains_over(candidate).mean(axis=0).tolist() == [-left / N, 0, left / N, 0, 0]
     ruling = Mean().judge(Mean.Limits(), GateInputs(candidate, champion, None))
     assert ruling.estimate == pytest.approx(-100 * left / N / 5)
+
+
+def test_of_several_samples_the_share_that_a_champion_answered_counts(tmp_path):
+    asked = ASKED.model_copy(update={"samples": 2})
+    folder = write_sweep(tmp_path / "champion", np.ones((N, 5)))
+    sweep = read_sweep(folder).model_copy(update={"asked": asked})
+    once = read_predictions(folder)
+    twice = [row | {"sample": 1, "correct": False, "outcome": "failed"} for row in once]
+    champion = Evidence(folder, sweep, once + twice)
+    candidate = Evidence(folder, sweep, once + [row | {"sample": 1} for row in once])
+    assert (champion.correct == 0.5).all() and (candidate.gains_over(champion) == 0).all()

@@ -17,6 +17,7 @@ from posgap.foundation.files import read_json, write_json, write_jsonl
 from posgap.gating import trial
 from posgap.gating.demands import Policy
 from posgap.gating.evidence import read_gate_inputs
+from posgap.gating.rules import GateInputs, Mean
 from posgap.gating.trial import DecidingEdits, require_answers, require_references, require_triable
 from posgap.gating.verdict import asked_rules
 from posgap.generation.generator import Completion
@@ -231,3 +232,15 @@ def test_a_real_base_is_asked_again_where_its_sweep_names_it(tmp_path, values_fo
     assert "cannot ask the base prompts of its sweep again: " in capsys.readouterr().err
     (tmp_path / "elsewhere").rename(base_model)
     assert promoted(tmp_path / "base", "honest") == 0 and trial.registry.champion("tiny")
+
+
+def test_what_a_reference_left_unanswered_counts_once_it_is_answered(tmp_path):
+    """A base that answers now what it had not answered is as good as a candidate that had answered it."""
+    candidate = Evidence(write_sweep(tmp_path / "candidate", np.ones((N, 5))))
+    folder = write_sweep(tmp_path / "base", curve(0, 0, N, 0, 0))
+    rows = read_predictions(folder)
+    failed = [row for row in rows if not row["correct"]]
+    for row in failed:
+        row["outcome"] = "failed"
+    edits = DecidingEdits(GateInputs(candidate, Evidence(folder, None, rows)), [(Mean(), Mean.Limits())], "base")
+    edits.require_admitted(failed, [1.0] * len(failed))

@@ -88,16 +88,17 @@ def as_text(value: Any) -> str:
 
 
 def parse_grade(label: Any, where: str) -> float:
-    """A label as a grade, above 0 if it is relevant, a percentage too; `PosgapError` if it says nothing of
-    relevance."""
+    """Returns a label as a grade, above 0 if it is relevant, and a percentage as a share of 1; `PosgapError` if it says
+    nothing of relevance."""
     written = "" if label is None else str(label).strip().lower()
     if written in (*TABLE["true"], *TABLE["false"]):
         return float(written in TABLE["true"])
     try:
-        return parse_number(written.rstrip("%"), where) or 0.0
+        number = parse_number(written.removesuffix("%"), where) or 0.0
     except PosgapError:
         what = f"{shorten(repr(label))} does not say whether the passage is relevant: write true or false, or a grade"
         raise Malformed(f"{what}; rename the field if it is something else (docs/log-fields.md)", at=where) from None
+    return number / 100 if written.endswith("%") else number
 
 
 def parse_number(value: Any, where: str) -> float | None:

@@ -94,8 +94,11 @@ class LogFields:
                 known = ", ".join(sorted([*FIELDS, "answer"]))
                 raise BadOption(f"columns: there is no field {shorten(repr(given))}; name some of {known}")
             plain = plain_name(column)
-            others = {field_: [each for each in names if each != plain] for field_, names in self.names.items()}
-            self.names, self.named[name] = {**others, name: [plain]}, plain
+            for names in self.names.values():
+                if plain in names:
+                    names.remove(plain)
+            self.names[name] = [plain]
+            self.named[name] = plain
         self.paths = [path for path in self.named.values() if "." in path]
         if "question" in self.named:
             self.names["sent"] = []
@@ -115,12 +118,14 @@ class LogFields:
         for outer in form.get("lift", ()):
             cells = {**plain_cells(as_mapping(cells[outer])), **cells}
         for field_, paths in form.get("take", {}).items():
+            if field_ in self.named:  # the user's column, and not the format's
+                continue
             found = list(chain.from_iterable(as_list(pick(cells, path)) for path in paths))
             if field_ == "passages":
                 names = form.get("passage", {})
                 cells_of = [plain_cells(each if isinstance(each, Mapping) else {"text": each}) for each in found]
                 found = [{names.get(name, name): cell for name, cell in each.items()} for each in cells_of]
-            cells = {name: cell for name, cell in cells.items() if name not in self.names[field_]}
+                cells = {name: cell for name, cell in cells.items() if name not in self.names["passages"]}
             cells[self.names[field_][0]] = found[0] if field_ == "question" and len(found) == 1 else found
         for name in form.get("index_of", ()):
             texts = as_list(cells.get(name))
@@ -200,7 +205,8 @@ class LogFields:
         for name, cell in self.cells("answers", row):
             is_last = name == FIELDS["answers"][-1] and "answers" not in self.named
             answers = [] if is_last and (is_chain_s or found) else _read_answers(cell, where, name)
-            found |= {name: answers} if answers else {}
+            if answers:
+                found[name] = answers
         every = {fold(answer) for answers in found.values() for answer in answers}
         for name, answers in found.items():
             if every == {fold(answer) for answer in answers}:

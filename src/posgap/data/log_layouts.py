@@ -172,7 +172,8 @@ def _nest(cells: Fields) -> Fields:
         *outer, last = name.split(".") if _DOTTED.fullmatch(name) else [name]
         place = tree
         for part in outer:
-            place[part] = place[part] if isinstance(place.get(part), dict) else {}
+            if not isinstance(place.get(part), dict):
+                place[part] = {}
             place = place[part]
         place[last] = cell
     return {name: _lists(cell) for name, cell in tree.items()}

@@ -188,12 +188,11 @@ class RetrievalLog:
         are_rows = not any(entry.is_list for entry in entries)
         names = [reading.name for reading in readings]
         words = "as the passages come"
-        may_sort = [
-            each
-            for each in readings
-            if ((each.is_exact or (each.is_sure and not each.turned)) if are_rows else (each.is_exact and each.turned))
-        ]
-        by = may_sort[0] if may_sort and all(each.against for each in readings) else None
+        if are_rows:
+            deciding = [each for each in readings if each.is_exact or (each.is_sure and not each.turned)]
+        else:
+            deciding = [each for each in readings if each.is_exact and each.turned]
+        by = deciding[0] if deciding and all(each.against for each in readings) else None
         if by:
             words = f"by `{by.name}`; the passages come otherwise in {by.against} questions"
             _sort(entries, by, report)

@@ -87,7 +87,8 @@ class Fault(NamedTuple):
     def __str__(self) -> str:
         phrase = HTTPStatus(self.status).phrase if self.status in set(HTTPStatus) else ""
         status = f"{self.status} {phrase}".strip() if self.status else ""
-        status += " (in the body of a 200)" * self.is_in_success
+        if self.is_in_success:
+            status += " (in the body of a 200)"
         return f"{status}: {_line(self.words)}".strip(": ")
 
     @property

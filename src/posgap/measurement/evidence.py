@@ -1,7 +1,6 @@
 """A sweep with its examples and their scores, as its predictions say."""
 
 import copy
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,7 +23,7 @@ def _scores_of(
     samples = sweep.asked.samples
     scores: dict[str, list[float | None]] = {}  # of every placement and sample
     contents: dict[str, str] = {}
-    unanswered: Counter[tuple[str, int]] = Counter()
+    unanswered: dict[str, list[int]] = {}  # how many samples of every placement
     for row in swept_rows(predictions):
         where = tuple(row["placement"])
         sample = row.get("sample", 0)
@@ -33,11 +32,12 @@ def _scores_of(
             fault = "was predicted twice" if where in column and sample < samples else "is no placement of this sweep"
             raise PosgapError(f"{path}: predictions of {row['id']}: {format_positions(where)} {fault}")
         contents.setdefault(row["id"], row["content"])
+        unanswered_of_example = unanswered.setdefault(row["id"], [0] * len(column))
         if row.get("outcome", "answered") != "answered":
             if row["correct"]:
                 place = format_positions(where)
                 raise PosgapError(f"{path}: predictions of {row['id']}: {row['outcome']} at {place}, and yet right")
-            unanswered[row["id"], column[where]] += 1
+            unanswered_of_example[column[where]] += 1
         of_example[column[where] * samples + sample] = row["correct"]
     for row in predictions:  # also a baseline's
         if contents.get(row["id"], row["content"]) != row["content"]:
@@ -45,11 +45,7 @@ def _scores_of(
     if any(None in of_example for of_example in scores.values()) or len(scores) != sweep.n_examples:
         raise PosgapError(f"{path}: predictions are missing; sweep again with --force")
     correct = np.array(list(scores.values()), dtype=float).reshape(len(scores), len(column), samples).mean(axis=2)
-    shares = np.zeros_like(correct)
-    at = {example: i for i, example in enumerate(scores)}
-    for (example, placement), count in unanswered.items():
-        shares[at[example], placement] = count / samples
-    return list(scores), list(contents.values()), correct, shares
+    return list(scores), list(contents.values()), correct, np.array(list(unanswered.values())) / samples
 
 
 class Evidence:

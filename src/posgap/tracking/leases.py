@@ -26,7 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from posgap.foundation.environment import read_number
-from posgap.foundation.errors import NoServer, PosgapError, ProcessFailure
+from posgap.foundation.errors import NoServer, ProcessFailure
 from posgap.foundation.retries import RetryPolicy
 from posgap.tracking.server import ONCE, RequestRefused, TrackingError, address, call_mlflow
 
@@ -47,11 +47,8 @@ WRITING = RetryPolicy(seconds=60, longest_wait=5)  # of a change under the lease
 LOST_AT_MOST = 3  # times, for one piece of work
 
 
-class LeaseLost(PosgapError):
+class LeaseLost(NoServer):
     """Another process has the lease by now, or may have it: MLflow did not answer in time."""
-
-    code = NoServer.code
-    may_pass = True
 
 
 def now() -> float:
