@@ -364,7 +364,7 @@ def test_what_a_champion_left_unanswered_hides_no_loss(tmp_path, left):
             row["outcome"] = "failed"
     champion = Evidence(folder, None, rows).reorder_like(candidate)
     gains = candidate.gains_over(champion)
-    assert gains.mean(axis=0).tolist() == [0, 0, -left / N, 0, 0]
+    assert gains.mean(axis=0).tolist() == [0, 0, -left / N, 0, 0] and not gains[:, 0].any()
     # The other way round nothing is taken back: what a candidate leaves unanswered is wrong.
     assert champion.gains_over(candidate).mean(axis=0).tolist() == [-left / N, 0, left / N, 0, 0]
     ruling = Mean().judge(Mean.Limits(), GateInputs(candidate, champion, None))
