@@ -15,7 +15,7 @@ from examples import kv_example
 import posgap
 from posgap.cli.main import main
 from posgap.data.reading import write_examples
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption, PosgapError
 from posgap.generation import application
 from posgap.generation.application import Answer, Application, load_function, name_of
 from posgap.kubeflow.arguments import to_config
@@ -130,7 +130,7 @@ def test_what_a_function_may_return(returned, ends):
     [None, {"answer": "a"}, 3, b"a", Answer(None), {"choices": []}, {"choices": [{"finish_reason": "error"}]}],
 )
 def test_what_is_no_answer_ends_the_sweep(returned):
-    with pytest.raises(PosgapError, match="TypeError: returned"):
+    with pytest.raises(PosgapError, match="TypeError"):
         swept(lambda prompt: returned)
 
 
@@ -140,7 +140,7 @@ def test_an_exception_is_a_missing_answer_and_its_class_is_counted():
             raise KeyError(f"no {question}")
         return look_up(question, passages)
 
-    with pytest.raises(PosgapError, match=r"failed 8.*most often: KeyError: .*test_application.py.*\(8 times\)"):
+    with pytest.raises(PosgapError, match=r"failed 8.*KeyError: .*test_application.py.*\(8 "):
         swept(answer)
     figures = swept(answer, max_unanswered=100).figures
     assert [counts.failed for counts in figures.outcomes.by_placement] == [0, 8, 0, 0]
@@ -153,7 +153,7 @@ def test_an_exception_that_comes_first_ends_the_sweep_after_one_prompt(monkeypat
         called.append(prompt)
         raise ZeroDivisionError
 
-    with pytest.raises(PosgapError, match="fails for the first prompt: ZeroDivisionError"):
+    with pytest.raises(PosgapError, match="ZeroDivisionError"):
         swept(answer)
     assert len(called) == 3 and len(set(called)) == 1
     monkeypatch.setenv("POSGAP_RETRIES", "0")
@@ -181,7 +181,7 @@ def raise_own_error(prompt):
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (wait_for_ever, r"TimeoutError: no answer within 0.05 s \(3"),
+        (wait_for_ever, r"TimeoutError: .*0.05 s \(3"),
         (cancel, r"CancelledError \(3"),
         (raise_own_error, r"OwnError \(test_application.py"),
         (lambda prompt: json.loads("["), r"JSONDecodeError: .* \(test_application.py"),
@@ -200,7 +200,7 @@ def test_failures_in_a_row_end_a_sweep():
             raise OSError("gone")
         return retrieve(prompt)
 
-    with pytest.raises(PosgapError, match="25 prompts in a row failed"):
+    with pytest.raises(PosgapError, match="25 prompts "):
         swept(answer, [kv_example(number) for number in range(16)], max_unanswered=100, concurrency=1)
 
 
@@ -227,7 +227,7 @@ def test_calls_run_side_by_side_and_one_that_never_ends_fails():
 
 def test_an_application_that_does_not_look_at_its_passages_gets_no_curve():
     own = {each.question: each.answers[0] for each in EXAMPLES}
-    with pytest.raises(PosgapError, match="8 of 8 answers are the same: it does not use the passages"):
+    with pytest.raises(PosgapError, match="8 of 8 answers"):
         swept(lambda question, passages: own[question])
 
 
@@ -240,7 +240,7 @@ def test_markers_tell_which_passages_reach_the_model():
     assert (
         notes[0] == "3 of 4 passages reach the model, those at 1, 2, 3, in the order 3, 1, 2; cut short are those at 2"
     )
-    with pytest.raises(PosgapError, match="none of the 4 passages that it is given is in what it sends"):
+    with pytest.raises(PosgapError, match=" 4 passages"):
         swept(lambda question, passages: Answer(look_up(question, passages), sent="what it retrieved itself"))
 
 
@@ -260,7 +260,7 @@ def test_answers_that_differ_when_they_are_asked_again_are_counted():
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (lambda question: "", r"\(question\): posgap gives"),
+        (lambda question: "", r"\(question\)"),
         (lambda passages: "", r"\(passages\)"),
         (lambda messages, question: "", r"\(messages, question\)"),
         (lambda question, passages, session: "", r"\(question, passages, session\)"),
@@ -271,7 +271,7 @@ def test_answers_that_differ_when_they_are_asked_again_are_counted():
     ],
 )
 def test_parameters_that_posgap_cannot_fill(function, said):
-    with pytest.raises(PosgapError, match=said):
+    with pytest.raises(BadOption, match=said):
         Application(function)
 
 
@@ -295,12 +295,12 @@ def test_a_module_of_the_users_is_imported_from_the_current_folder(tmp_path, mon
     before = list(sys.path)
     assert load_function("python:mine_here:app.answer")("") == "a"
     for name, said in {
-        "mine_here": "write python:",
-        "mine_here:n": "is a int",
+        "mine_here": "python:",
+        "mine_here:n": " int",
         "mine_here:other": "AttributeError",
         "broken_here:x": "ModuleNotFoundError",
     }.items():
-        with pytest.raises(PosgapError, match=said):
+        with pytest.raises(BadOption, match=f"^--model python:{name}: .*{said}"):
             load_function(f"python:{name}")
     assert sys.path == before and Path.cwd() == tmp_path
 
@@ -309,8 +309,8 @@ def test_an_application_is_typed_and_comes_from_no_file_and_no_cluster(tmp_path,
     (tmp_path / "options.yaml").write_text("sweep: {model: 'python:os:system'}\n")
     with pytest.raises(SystemExit) as ended:
         main(["sweep", "--config", str(tmp_path / "options.yaml"), "--out", str(tmp_path / "out")])
-    assert ended.value.code == 2 and "a function, which you type yourself" in capfd.readouterr().err
-    with pytest.raises(PosgapError, match="cluster cannot call a function"):
+    assert ended.value.code == 2 and "--model python:os:system" in capfd.readouterr().err
+    with pytest.raises(BadOption, match="^python:os:system: "):
         to_config(SweepConfig, {"model": "python:os:system", "examples": "e", "out": "o"})
 
 
@@ -339,10 +339,10 @@ def test_the_command_line_sweeps_goes_on_and_what_is_registered_refuses(tmp_path
     capfd.readouterr()
     with pytest.raises(SystemExit) as ended:
         main(["gate", "--candidate", "out", "--base", "out", "--out", "gate"])
-    assert ended.value.code == 2 and "is of an application" in capfd.readouterr().err
+    assert ended.value.code == 2 and "python:app_that_stops:answer" in capfd.readouterr().err
     with pytest.raises(SystemExit) as ended:
         main(["promote", "python:app_that_stops:answer", "--gate", "out", "--sweep", "out", "--out", "promoted"])
-    assert ended.value.code == 2 and "a function of an application is no model" in capfd.readouterr().err
-    with pytest.raises(PosgapError, match="is of an application"):
+    assert ended.value.code == 2 and "python:app_that_stops:answer" in capfd.readouterr().err
+    with pytest.raises(PosgapError, match="python:app_that_stops:answer"):
         posgap.gate("out")
     assert "application" in json.dumps(json.loads((tmp_path / "out" / "sweep.json").read_text())["asked"])

@@ -79,7 +79,7 @@ def test_vllm_shares_a_model_among_gpus_and_quantises_it_as_asked(model_folder, 
     monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
     for more, expected in (({}, 1), ({"tensor_parallel_size": 4}, 4)):
         config = SweepConfig(examples="e", model=str(model_folder), out="o", backend="vllm", dtype="float32", **more)
-        refusal = "vLLM cannot serve this model: no such number of GPUs; --backend transformers may"
+        refusal = "no such number of GPUs; --backend transformers"
         with pytest.raises(PosgapError, match=refusal):
             open_generator(config.access(), config.builder())
         assert called["tensor_parallel_size"] == expected and "worker_extension_cls" not in called
@@ -161,7 +161,7 @@ def test_a_sweep_records_the_backend_that_auto_took(tmp_path, model_folder):
 def test_a_launcher_s_processes_are_refused(model_folder, monkeypatch):
     config = SweepConfig(examples="e.jsonl", model=str(model_folder), out="out")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(PosgapError, match="run this without a launcher"):
+    with pytest.raises(PosgapError, match="`shard`"):
         open_generator(config.access(), config.builder())
 
 
@@ -187,5 +187,5 @@ def test_a_prompt_that_vllm_has_no_memory_for_is_a_line(model_folder, tokenizer,
         monkeypatch.setitem(sys.modules, name, module)
     config = SweepConfig(examples="e", model=str(model_folder), out="o", backend="vllm", dtype="float32")
     generator = open_generator(config.access(), config.builder())
-    with pytest.raises(PosgapError, match="^backend vllm: the maximum length is 512 tokens. Or take --backend"):
+    with pytest.raises(PosgapError, match="^backend vllm: .* 512 tokens.*--backend transformers"):
         list(generator.generate([[Prompt("", [3, 4])]], Sampling(4)))

@@ -124,7 +124,7 @@ def test_certificate_of_a_private_authority_is_trusted_if_the_environment_names_
     context.load_cert_chain(certificate, key)
     with served(Endpoint(str.upper), tls=context) as endpoint:
         endpoint_address.tls.cache_clear()
-        with pytest.raises(PosgapError, match=r"its certificate is not trusted .*; SSL_CERT_FILE names another"):
+        with pytest.raises(PosgapError, match="SSL_CERT_FILE"):
             list(complete(make(endpoint.url), [Prompt("a")], Sampling(7)))
         assert not endpoint.seen
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))

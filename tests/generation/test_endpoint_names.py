@@ -7,7 +7,7 @@ from examples import kv_example
 import posgap
 from posgap.cli.main import main
 from posgap.data.reading import write_examples
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption, PosgapError
 from posgap.generation.endpoint_names import is_endpoint
 from posgap.options.check import CheckConfig
 from posgap.options.mitigate import MitigateConfig
@@ -65,11 +65,11 @@ def test_an_endpoint_says_which_model_it_serves(endpoint):
 @pytest.mark.parametrize(
     ("models", "complaint"),
     [
-        (["a", "b"], r"--model: http://\S+/v1 serves 2 models \(a, b\); name one: http://\S+/v1#NAME$"),
-        (list("abcdefg"), r"serves 7 models \(a, b, c, d, e, \.\.\.\); name one"),
-        ([], "does not say which model it serves; name one"),
-        (None, "does not say which model it serves; name one"),
-        (401, "401, the key is wrong or missing; set OPENAI_API_KEY"),
+        (["a", "b"], r"^--model: http://\S+/v1 .* 2 .*\(a, b\).* http://\S+/v1#NAME$"),
+        (list("abcdefg"), r" 7 .*\(a, b, c, d, e, \.\.\.\).*#NAME$"),
+        ([], r"^--model: [^(]+#NAME$"),
+        (None, r"^--model: [^(]+#NAME$"),
+        (401, " 401, .* OPENAI_API_KEY$"),
     ],
 )
 def test_of_several_models_one_must_be_named(endpoint, models, complaint):
@@ -80,7 +80,7 @@ def test_of_several_models_one_must_be_named(endpoint, models, complaint):
 
 @pytest.mark.parametrize("address", ["localhost:8765/v1", "10.0.0.1:80#m", "gpu-box:8000"])
 def test_an_address_without_http_is_told_so(address):
-    with pytest.raises(PosgapError, match=f"^--model: {address}: write http:// in front of an endpoint's address"):
+    with pytest.raises(BadOption, match=f"^--model: {address}: .*http://"):
         SweepConfig(**PATHS, model=address)
     assert SweepConfig(**PATHS, model="llama3:70b", base_url=ADDRESS).model == "llama3:70b"
 
@@ -99,18 +99,18 @@ def test_the_address_alone_is_enough_wherever_it_stands(file, endpoint, tmp_path
 
 
 def test_an_endpoint_that_is_not_there_is_named():
-    with pytest.raises(PosgapError, match="^http://127.0.0.1:1/v1: does not say which model it serves: .*start it"):
+    with pytest.raises(PosgapError, match="^http://127.0.0.1:1/v1: "):
         SweepConfig(**PATHS, model="http://127.0.0.1:1/v1")
 
 
 def test_a_key_that_is_set_and_refused_is_said_to_be_so(endpoint, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "not-the-right-one")
     endpoint.models, endpoint.misbehave = 401, lambda text, times: (401, {}, "no")
-    with pytest.raises(PosgapError, match="401, the key .*; the key in OPENAI_API_KEY was refused: set another one$"):
+    with pytest.raises(PosgapError, match="401, .* OPENAI_API_KEY ."):
         SweepConfig(**PATHS, model=endpoint.url)
-    with pytest.raises(PosgapError, match="401 Unauthorized: no; the key in OPENAI_API_KEY was refused: set another"):
+    with pytest.raises(PosgapError, match="401 Unauthorized: no; .* OPENAI_API_KEY ."):
         posgap.sweep(endpoint.url, examples=2, name="m", n_docs=3, quiet=True)
-    with pytest.raises(PosgapError, match="401 Unauthorized: no; set OPENAI_API_KEY$"):
+    with pytest.raises(PosgapError, match="401 Unauthorized: no; .*OPENAI_API_KEY$"):
         posgap.sweep(endpoint.url, examples=2, name="m", n_docs=3, quiet=True, header=["Authorization=other"])
 
 
@@ -123,17 +123,17 @@ def test_the_key_is_sent_and_never_shown(endpoint, monkeypatch):
 
 
 def test_two_addresses_are_one_too_many():
-    with pytest.raises(PosgapError, match="--model: is an address, and --base-url is one too"):
+    with pytest.raises(BadOption, match="^--model: .*--base-url"):
         SweepConfig(**PATHS, model=f"{ADDRESS}#m", base_url=ADDRESS)
 
 
 def test_a_backend_of_this_machine_takes_no_address():
-    with pytest.raises(ValueError, match="an endpoint's, which backend vllm does not ask"):
+    with pytest.raises(ValueError, match="`base_url`"):
         SweepConfig(**PATHS, model="m", base_url=ADDRESS, backend="vllm")
 
 
 def test_a_verb_that_asks_no_endpoint_says_so():
-    with pytest.raises(ValueError, match="is an address, of a server perhaps: give a model's folder"):
+    with pytest.raises(ValueError, match="\nmodel\n"):
         TeacherConfig(**PATHS, model=f"{ADDRESS}#m")
 
 

@@ -10,9 +10,9 @@ from examples import kv_example
 
 from posgap.cli.main import main
 from posgap.data.reading import write_examples
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOutput, PosgapError
 from posgap.generation import openai
-from posgap.generation.served import EndpointIdentity
+from posgap.generation.served import EndpointChanged, EndpointIdentity
 from posgap.measurement.spending import TokenTotals, estimated_tokens
 from posgap.measurement.sweeps import read_sweep
 from posgap.options.merge import MergeConfig
@@ -77,12 +77,11 @@ def test_a_finished_sweep_is_not_replaced_by_another_question(options):
         out = sweep_model(SweepConfig(base_url=endpoint.url, **options))
         before, other = (out / "manifest.json").read_bytes(), SweepConfig(base_url=endpoint.url, limit=2, **options)
         endpoint.seen.clear()
-        with pytest.raises(PosgapError) as refused:
+        with pytest.raises(BadOutput, match=f"^{out}: .* limit 0, .* 2; --force .*--out "):
             sweep_model(other)
-        said = f"{out}: has a finished sweep with limit 0, and not 2; --force replaces it, another --out keeps it"
-        assert str(refused.value) == said and not endpoint.seen and (out / "manifest.json").read_bytes() == before
+        assert not endpoint.seen and (out / "manifest.json").read_bytes() == before
         write_examples(options["examples"], [kv_example(i) for i in range(2)])
-        with pytest.raises(PosgapError, match="finished sweep with examples as they were, and not as they are now; "):
+        with pytest.raises(BadOutput, match=" examples "):
             sweep_model(SweepConfig(base_url=endpoint.url, **options))
         assert read_sweep(sweep_model(other.model_copy(update={"force": True}))).n_examples == 2
 
@@ -93,9 +92,7 @@ def test_a_complete_sweep_is_reused_only_of_an_endpoint_that_is_still_the_same(o
         config = SweepConfig(base_url=endpoint.url, **options)
         sweep_model(config)
         says["system_fingerprint"] = "fp2"
-        with pytest.raises(
-            PosgapError, match="fingerprint was fp1, and is fp2 now: the sweep in .*--force sweeps again"
-        ):
+        with pytest.raises(PosgapError, match="fp1, .* fp2 .*--identity model .*--force"):
             sweep_model(config)
         asked = endpoint.seen.total()
         sweep_model(config.model_copy(update={"identity": "model"}))
@@ -119,9 +116,7 @@ def test_a_sweep_that_goes_on_asks_for_the_endpoint_that_it_was(options, tmp_pat
             sweep_model(config)
         says["system_fingerprint"], endpoint.misbehave = "fp2", answer
         endpoint.seen.clear()
-        with pytest.raises(
-            PosgapError, match="fp1, and is fp2 now; what was answered is kept: --identity model accepts"
-        ):
+        with pytest.raises(EndpointChanged, match="fp1, .* fp2 .*--identity model "):
             sweep_model(config)
         result = read_sweep(sweep_model(config.model_copy(update={"identity": "model"})))
         assert result.served.fingerprints == ("fp1", "fp2") and result.spent.prompts == N * DOCS
@@ -133,7 +128,7 @@ def test_a_sweep_in_which_too_many_prompts_fail_does_not_wait_for_the_others(opt
     failing = Endpoint(misbehave=lambda text, times: (500, {}, "broken") if len(endpoint.seen) % 2 else None)
     with served(failing) as endpoint:
         config = SweepConfig(base_url=endpoint.url, **options | {"examples": tmp_path / "many.jsonl"})
-        with pytest.raises(PosgapError, match=r"served: 25 of 120 prompts were not answered already, .*to resume"):
+        with pytest.raises(PosgapError, match=r"served: 25 of 120 prompts "):
             sweep_model(config)
         assert len(endpoint.seen) < 60
         endpoint.misbehave, asked = (lambda text, times: None), endpoint.seen.total()
@@ -158,7 +153,7 @@ def test_parts_are_merged_with_what_they_took_and_only_of_the_same_endpoint(opti
         for number, out in enumerate(parts, start=1):
             says["system_fingerprint"] = "fp1" if number < 3 else "fp2"
             sweep_model(config.model_copy(update={"out": out, "shard": f"{number}/3", "concurrency": number}))
-    with pytest.raises(PosgapError, match="not parts of one sweep; the endpoint's fingerprint differ"):
+    with pytest.raises(PosgapError, match="fingerprint"):
         merge(MergeConfig(sweeps=parts, out=tmp_path / "whole"))
     second = json.loads((parts[2] / "sweep.json").read_text())
     second["served"]["fingerprints"] = ["fp1"]
@@ -257,16 +252,16 @@ def test_no_secret_of_an_endpoint_is_written_down(verb, given, tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ("I do not know.", 'all of 16 responses are "I do not know.", to'),
-        ("", "all of the first 16 responses are empty"),
-        (("so, well", "length"), "16 of 16 responses are cut at .* tokens before a right answer; try --max-new-tokens"),
+        ("I do not know.", ' 16 .*"I do not know."'),
+        ("", " 16 responses are empty"),
+        (("so, well", "length"), "16 of 16 .* 100 tokens .*--max-new-tokens 200"),
     ],
 )
 def test_no_more_than_a_handful_is_sent_where_nothing_can_come_of_it(options, caplog, said, why):
     write_examples(options["examples"], [kv_example(i) for i in range(20)])
     with served(Endpoint(lambda text: said)) as endpoint, caplog.at_level(logging.INFO):
         config = SweepConfig(base_url=endpoint.url, **options)
-        with pytest.raises(PosgapError, match=f"served: {why}.*; the other 44 prompts were not sent; run the command"):
+        with pytest.raises(PosgapError, match=f"served: .*{why}.* 44 prompts "):
             sweep_model(config)
         assert "60 prompts, in all about " in caplog.text and " tokens and answers of at most " in caplog.text
         asked = len(endpoint.seen)

@@ -10,7 +10,7 @@ from llamas import CHAT, llama, sweep_options
 from pydantic import ValidationError
 from s3 import put
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption, PosgapError
 from posgap.foundation.files import write_json
 from posgap.generation.asking import ResponseLimits
 from posgap.generation.setup import builder_of
@@ -92,21 +92,15 @@ def test_base_and_candidate_read_the_same_prompt_on_different_days(tokenizer, mo
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"system": "Be brief."}, "^system: the model has no chat template to take it; give one with --template$"),
-        ({"arguments": {"x": 1}}, "^template_args: the model has no chat template"),
-        (
-            {"system": "Be brief.", "template": NO_SYSTEM},
-            "^system: not taken by the chat template: System role not sup",
-        ),
-        ({"system": "Be brief.", "template": LEAVES_OUT}, "^system: the chat template leaves the system message out"),
-        (
-            {"arguments": {"enable_thinkin": 1}, "template": CHAT},
-            "^template_args: .* no argument 'enable_thinkin'$",
-        ),
-        ({"arguments": {"add_generation_prompt": 0}, "template": CHAT}, "^template_args: add_gene.* is not for choice"),
-        ({"template": "{{ bos_token }}"}, "^the chat template leaves the question out"),
-        ({"template": "{% for %}"}, "^the chat template: Expected an expression"),
-        ({"template": "{{ messages[7].content }}"}, "^the chat template: "),
+        ({"system": "Be brief."}, "^system: .* --template$"),
+        ({"arguments": {"x": 1}}, "^template_args: .* --template$"),
+        ({"system": "Be brief.", "template": NO_SYSTEM}, "^system: .*: System role not supported; .* --template$"),
+        ({"system": "Be brief.", "template": LEAVES_OUT}, "^system: .* --template$"),
+        ({"arguments": {"enable_thinkin": 1}, "template": CHAT}, "^template_args: .* 'enable_thinkin'$"),
+        ({"arguments": {"add_generation_prompt": 0}, "template": CHAT}, "^template_args: add_generation_prompt "),
+        ({"template": "{{ bos_token }}"}, "^the chat template .* --template$"),
+        ({"template": "{% for %}"}, "^the chat template: Expected an expression"),  # Jinja's words
+        ({"template": "{{ messages[7].content }}"}, "^the chat template: .* 7$"),
     ],
 )
 def test_what_a_template_does_not_take_is_refused_in_a_line(tokenizer, options, complaint):
@@ -157,7 +151,7 @@ def test_a_hostile_template_ends_in_a_line(tokenizer, source, monkeypatch):
 def test_a_template_that_makes_much_of_little_ends_before_memory_does(tokenizer, source, monkeypatch):
     monkeypatch.setattr(framing, "MEMORY", 256 << 20)
     before = resource.getrlimit(resource.RLIMIT_AS)
-    with pytest.raises(PosgapError, match="^the chat template: it (takes more than 256 MiB of memory|adds more than)"):
+    with pytest.raises(PosgapError, match=r"^the chat template: .* (256 MiB|\d+ characters) "):
         builder(tokenizer, template=source)
     assert resource.getrlimit(resource.RLIMIT_AS) == before
 
@@ -166,8 +160,8 @@ def test_a_template_may_lie_in_s3(bucket):
     put(f"{bucket}/chat.jinja", CHAT.encode())
     paths = {"examples": "e", "model": "m", "out": "o"}
     assert SweepConfig(**paths, template=f"{bucket}/chat.jinja").template == CHAT
-    for wrong, complaint in ((f"{bucket}/none", "no such object"), ("s3://", "write s3://bucket/key")):
-        with pytest.raises(ValidationError, match=complaint):
+    for wrong, complaint in ((f"{bucket}/none", f"{bucket}/none: "), ("s3://", "s3://bucket/key ")):
+        with pytest.raises(ValidationError, match=f"\ntemplate\n.* {complaint}"):
             SweepConfig(**paths, template=wrong)
 
 
@@ -182,7 +176,7 @@ def test_a_config_takes_a_template_as_a_file_or_as_its_text_and_keeps_the_text(t
     (tmp_path / "plain").write_text("no template")
     (tmp_path / "bytes").write_bytes(b"\xff{")
     for wrong in (tmp_path / "missing", tmp_path / "plain", tmp_path / "bytes", tmp_path):
-        with pytest.raises(ValidationError, match="template"):
+        with pytest.raises(ValidationError, match="\ntemplate\n"):
             SweepConfig(**paths, template=str(wrong))
 
 
@@ -199,7 +193,7 @@ def test_responses_to_other_prompts_are_not_distilled(tmp_path):
     write_json(tmp_path / "teacher.json", {"prompts": "a"})
     require_prompts(tmp_path, "a")
     require_prompts(tmp_path / "elsewhere", "b")
-    with pytest.raises(PosgapError, match="^.*: answers other prompts than these; give the task, .* system, template"):
+    with pytest.raises(PosgapError, match=f"^{tmp_path}: .* system, template, template_args "):
         require_prompts(tmp_path, "b")
 
 
@@ -220,16 +214,13 @@ def test_an_endpoint_gets_the_system_message_and_the_template_s_arguments(tmp_pa
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"template": CHAT}, "template: is for models on this machine; backend openai has the chat made elsewhere"),
-        (
-            {"system": "x", "endpoint": "completions"},
-            "system: a bare prompt has no chat around it",
-        ),
+        ({"template": CHAT}, "template: .* backend openai "),
+        ({"system": "x", "endpoint": "completions"}, "system: .*--endpoint chat"),
     ],
 )
 def test_what_an_endpoint_does_not_take_is_refused_in_a_line(options, complaint):
     config = SweepConfig(examples="e", model="m", out="o", backend="openai", base_url="http://localhost/v1", **options)
-    with pytest.raises(PosgapError, match=f"^{complaint}"):
+    with pytest.raises(BadOption, match=f"^{complaint}"):
         config.builder()
 
 

@@ -16,14 +16,14 @@ import pytest
 from endpoint import Endpoint, served
 from fault_proxy import FAULTS, FINE, faulty
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption, PosgapError
 from posgap.foundation.interruption import RESUMES
 from posgap.generation import openai
 from posgap.generation.endpoint_client import why_nobody
 from posgap.generation.endpoint_parameters import EndpointParameters
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.openai import OpenAIGenerator
-from posgap.generation.served import EndpointIdentity
+from posgap.generation.served import EndpointChanged, EndpointIdentity
 from posgap.tasks.prompts import Prompt
 
 SAMPLING = Sampling(7, seed=3)
@@ -109,7 +109,7 @@ def test_a_lost_server_is_tried_again_and_then_named():
     with served(Endpoint(shouted)) as endpoint:
         asked = generator(endpoint)
         assert [c.text for c in complete(asked, [Prompt("a")], SAMPLING)] == ["A"]
-    with pytest.raises(PosgapError, match=r"127.0.0.1:\d+/v1/.*: gave up after 4 tries: ClientConnectorError"):
+    with pytest.raises(PosgapError, match=r"127.0.0.1:\d+/v1/.* 4 tries: ClientConnectorError"):
         list(complete(asked, [Prompt("a")], SAMPLING))
 
 
@@ -120,14 +120,11 @@ def test_a_server_that_was_never_there_is_not_waited_for(monkeypatch):
     monkeypatch.setattr("posgap.foundation.retries.Waits.count", lambda *_: waited.append(_))
     for variable in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(variable, raising=False)
-    there = (
-        r"/v1/chat/completions: nothing listens there \(connection refused\): start the server, or correct the address"
-    )
-    with pytest.raises(PosgapError, match=f"{there}$"):
+    with pytest.raises(PosgapError, match="/v1/chat/completions: (?!.*NO_PROXY)"):
         ask(endpoint, ["a", "b"], retries=8)
     monkeypatch.setenv("HTTP_PROXY", endpoint.url.removesuffix("/v1"))
     monkeypatch.setenv("NO_PROXY", "")
-    with pytest.raises(PosgapError, match=f"{there}, or the proxy that the environment names, or set NO_PROXY$"):
+    with pytest.raises(PosgapError, match="/v1/chat/completions: .*NO_PROXY$"):
         ask(endpoint, ["a"], retries=8)
     assert waited == []
 
@@ -222,7 +219,7 @@ def test_one_prompt_tells_that_the_model_s_name_or_the_key_is_wrong(status):
         return status, {}, json.dumps({"error": {"message": "Invalid model name", "type": "BadRequestError"}})
 
     with served(Endpoint(shouted, refuse_slowly)) as endpoint:
-        with pytest.raises(PosgapError, match=f"{status}.*: Invalid model name; .*check the model's name and the key"):
+        with pytest.raises(PosgapError, match=f"{status}.*: Invalid model name; "):
             ask(endpoint, [str(i) for i in range(100)])
         assert endpoint.seen == {"0": 1, "Hello": 1}
 
@@ -232,11 +229,11 @@ def test_an_endpoint_that_fails_for_every_prompt_ends_the_sweep(status):
     texts = [str(i) for i in range(100)]
     broken = (status, {}, "broken")
     with served(Endpoint(shouted, lambda text, times: broken if text != "Hello" else None)) as endpoint:
-        with pytest.raises(PosgapError, match=f"no answer to 8 prompts in a row, the last time: {status} .*to resume"):
+        with pytest.raises(PosgapError, match=f" 8 prompts .* {status} "):
             ask(endpoint, texts, retries=1)
         assert len(endpoint.seen) < 20
     with served(Endpoint(shouted, lambda text, times: broken if int(text) > 40 else None)) as endpoint:
-        with pytest.raises(PosgapError, match="no answer to 25 prompts in a row"):
+        with pytest.raises(PosgapError, match=" 25 prompts "):
             ask(endpoint, texts, retries=0)
         assert len(endpoint.seen) < 75
 
@@ -391,13 +388,13 @@ def test_what_the_body_says_is_sent_and_not_left_out():
     assert {name: endpoint.bodies[-1].get(name) for name in body} == body and "seed" not in endpoint.bodies[-1]
     refusal = json.dumps({"error": {"message": "Unrecognized request argument supplied: reasoning_effort"}})
     with served(Endpoint(shouted, lambda text, times: (400, {}, refusal))) as endpoint:
-        with pytest.raises(PosgapError, match="does not take reasoning_effort, which --body asks for: 400 Bad Request"):
+        with pytest.raises(PosgapError, match=" reasoning_effort, .*--body .* 400 "):
             ask(endpoint, ["a"], body=body)
 
 
 @pytest.mark.parametrize("name", ["model", "messages", "stream", "max_tokens", "chat_template_kwargs"])
 def test_the_body_does_not_replace_what_posgap_sends(name):
-    with pytest.raises(ValueError, match=f"'{name}' is posgap's own"):
+    with pytest.raises(ValueError, match=f"\nbody\n.* '{name}' "):
         EndpointParameters(body={name: 1})
 
 
@@ -420,17 +417,17 @@ def test_headers_are_sent_with_variables_in_them_and_shown_nowhere(monkeypatch):
 @pytest.mark.parametrize(
     ("header", "complaint"),
     [
-        ({"X-A": "$NOT_SET"}, "--header X-A: the variable NOT_SET is not set"),
-        ({"X-A": "hunter22 $"}, "--header X-A: write $VARIABLE for a variable, and $$ for a dollar sign"),
-        ({"X-A": "hunter22\r\nX-B: 1"}, "--header X-A: has characters that a header cannot hold; give printable ASCII"),
-        ({"X A": "hunter22"}, "--header X A: has characters that a header cannot hold; give printable ASCII"),
-        ({"X-A": "hünter22"}, "--header X-A: has characters that a header cannot hold; give printable ASCII"),
+        ({"X-A": "$NOT_SET"}, "X-A: .* NOT_SET "),
+        ({"X-A": "hunter22 $"}, r"X-A: .* \$VARIABLE "),
+        ({"X-A": "hunter22\r\nX-B: 1"}, "X-A: .* ASCII"),
+        ({"X A": "hunter22"}, "X A: .* ASCII"),
+        ({"X-A": "hünter22"}, "X-A: .* ASCII"),
     ],
 )
 def test_headers_that_cannot_be_sent_are_refused_without_their_values(header, complaint):
-    with pytest.raises(PosgapError) as raised:
+    with pytest.raises(BadOption, match=f"^--header {complaint}") as raised:
         OpenAIGenerator("m", EndpointParameters(base_url="http://127.0.0.1:9/v1", header=header))
-    assert str(raised.value) == complaint
+    assert "nter22" not in str(raised.value)
 
 
 def saying(**fields):
@@ -444,16 +441,16 @@ def test_what_the_endpoint_says_of_itself_must_stay_the_same(caplog):
     says["d"] = saying(model="served-model-0613", system_fingerprint="fp2")
     with served(Endpoint(misbehave=lambda text, times: says[text])) as endpoint:
         for last, identity, line in [
-            ("d", "fingerprint", "its fingerprint was fp1, and is fp2 now; .* --identity model accepts both"),
-            ("c", "model", "its model was served-model-0613, and is other now; .* --identity any accepts both"),
+            ("d", "fingerprint", " fp1, .* fp2 .*--identity model "),
+            ("c", "model", " served-model-0613, .* other .*--identity any "),
         ]:
             asking = generator(endpoint, concurrency=1, identity=identity)
             answers = asking.generate([[Prompt(text) for text in ("a", "b", last)]], SAMPLING)
             assert [next(answers)[1], next(answers)[1]] == [0, 1]
-            with pytest.raises(PosgapError, match=f"is no longer what it was: {line}"):
+            with pytest.raises(EndpointChanged, match=line):
                 next(answers)
             again = OpenAIGenerator("served-model", asking.parameters, served=asking.served)
-            with pytest.raises(PosgapError, match=line):
+            with pytest.raises(EndpointChanged, match=line):
                 next(again.generate([[Prompt(last)]], SAMPLING))
         asking = generator(endpoint, concurrency=1, identity="any")
         assert len(list(asking.generate([[Prompt(text) for text in "abcd"]], SAMPLING))) == 4
@@ -504,15 +501,9 @@ def test_what_an_http_proxy_does_for_ever_is_one_line(name, through):
 def test_a_socks_proxy_is_refused_in_a_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "aiohttp_socks", None)
     monkeypatch.setenv("ALL_PROXY", "socks5://user:hunter2@127.0.0.1:9")
-    with served(Endpoint(shouted)) as endpoint, pytest.raises(PosgapError) as refused:
+    with served(Endpoint(shouted)) as endpoint, pytest.raises(PosgapError, match="pip install aiohttp-socks.*NO_PROXY"):
         ask(endpoint, ["p"])
-    assert str(refused.value).endswith(
-        "a SOCKS proxy takes the package aiohttp-socks (pip install aiohttp-socks); or name this host in NO_PROXY"
-    )
     monkeypatch.setenv("ALL_PROXY", "gopher://user:hunter2@127.0.0.1:9")
-    with (
-        served(Endpoint(shouted)) as endpoint,
-        pytest.raises(PosgapError, match="cannot be used: Unknown scheme") as refused,
-    ):
+    with served(Endpoint(shouted)) as endpoint, pytest.raises(PosgapError, match=" gopher;") as refused:
         ask(endpoint, ["p"])
     assert "hunter2" not in str(refused.value)

@@ -61,7 +61,7 @@ def test_the_share_of_right_samples_counts_and_predictions_have_them_all(tmp_pat
     (lost, *_), file = rows, out / "predictions.jsonl"
     for damaged in ([*rows, lost], rows[1:], [lost | {"sample": 4}, *rows[1:]]):
         file.write_text("".join(json.dumps(row) + "\n" for row in damaged))
-        with pytest.raises(PosgapError, match="predicted twice|missing|no placement"):
+        with pytest.raises(PosgapError, match=f"^{out}: predictions "):
             Evidence(out)
 
 
@@ -98,7 +98,7 @@ def test_a_local_model_draws_each_sample_anew(tmp_path, tokenizer):
 
 def test_greedy_responses_are_not_repeated_and_drawn_ones_say_so(tmp_path, tokenizer):
     paths = {"examples": "e", "model": "m", "out": "o"}
-    with pytest.raises(ValidationError, match="greedy responses to a prompt are all the same"):
+    with pytest.raises(ValidationError, match="`temperature`"):
         SweepConfig(**paths, samples=2)
     save_model(llama(), tokenizer, tmp_path / "model")
     drawn = sweep_options(tmp_path, tmp_path / "model", temperature=1.0, limit=1)

@@ -72,7 +72,7 @@ def test_an_endpoint_that_refuses_the_switch_gives_thoughts_a_limit(options):
 
 def test_where_nothing_helps_few_prompts_are_sent_and_nothing_is_said_twice(options, caplog):
     with served(Thinker(lambda body: False)) as endpoint:
-        with pytest.raises(PosgapError, match="16 of 16 responses are cut .* the other 64 prompts were not sent"):
+        with pytest.raises(PosgapError, match="16 of 16 responses .* 64 prompts "):
             sweep_model(SweepConfig(base_url=endpoint.url, **options))
     assert endpoint.seen.total() <= 2 * LOOK + 16 + 3
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
@@ -158,9 +158,7 @@ def test_a_teacher_and_mitigations_end_where_a_sweep_would_ask_otherwise(verb, o
             return teacher(TeacherConfig(advantageous="1", **alike, **more))
         return mitigate(MitigateConfig(methods="reversed", **alike, **more))
 
-    with pytest.raises(
-        PosgapError, match=r"^8 of the first 8 answers end within thoughts.*enable_thinking.*--max-think"
-    ):
+    with pytest.raises(UnfinishedThoughts, match=r"^8 .* 8 .*enable_thinking.*--max-thinking-tokens"):
         run()
     assert len(asked) == LOOK
     with contextlib.suppress(PosgapError):  # a teacher has nothing to distil
@@ -170,14 +168,14 @@ def test_a_teacher_and_mitigations_end_where_a_sweep_would_ask_otherwise(verb, o
 
 def test_mitigations_of_an_endpoint_that_thinks_end_after_the_first_answers(options):
     with served(Thinker(lambda body: False)) as endpoint:
-        with pytest.raises(PosgapError, match=f"^{LOOK} of the first {LOOK} answers end within thoughts"):
+        with pytest.raises(UnfinishedThoughts, match=f"^{LOOK} .* {LOOK} "):
             mitigate(MitigateConfig(base_url=endpoint.url, methods="reversed", **options))
     assert endpoint.seen.total() <= LOOK + 1
 
 
 def test_fewer_endless_thoughts_than_half_still_count_as_unanswered(options):
     with served(Thinker(lambda body: len(thinker.bodies) > 2)) as thinker:
-        with pytest.raises(PosgapError, match="at a placement are not answered, most often: .* while thinking"):
+        with pytest.raises(PosgapError, match=r"base: 1 of 2 .* thinking \(2 .*--max-unanswered"):
             mitigate(MitigateConfig(base_url=thinker.url, methods="reversed", **options))
     assert thinker.seen.total() <= LOOK + 1
 
@@ -191,5 +189,5 @@ def test_half_of_the_first_answers_must_end_in_thoughts():
             look(completion)
     look = FirstThoughts(2)
     look(answer)
-    with pytest.raises(UnfinishedThoughts, match="1 of the first 2 answers"):
+    with pytest.raises(UnfinishedThoughts, match="^1 .* 2 "):
         look(thinking)

@@ -125,7 +125,7 @@ def test_an_error_in_a_200_has_the_status_that_it_means(status, sent):
 
 def test_a_200_without_choices_that_says_too_little_is_no_completion():
     for sent in ({"code": 0, "msg": "strange"}, {"base_resp": {"status_code": 1000, "status_msg": "strange"}}):
-        with pytest.raises(ValueError, match="has no choices: strange"):
+        with pytest.raises(ValueError, match="choices: strange"):
             read_answer(json.dumps(sent).encode())
 
 

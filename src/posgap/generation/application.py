@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import posgap
 from posgap.foundation.environment import read_number
-from posgap.foundation.errors import PosgapError, shorten
+from posgap.foundation.errors import BadOption, PosgapError, shorten
 from posgap.foundation.fields import FUNCTION
 from posgap.foundation.interruption import RESUMES
 from posgap.foundation.redaction import redact
@@ -98,7 +98,7 @@ def load_function(address: str) -> Callable:
     """
     module, colon, name = address.removeprefix(FUNCTION).partition(":")
     if not (colon and module and name):
-        raise PosgapError(f"--model {address}: write python:package.module:function")
+        raise BadOption(f"--model {address}: write python:package.module:function")
     here = os.getcwd()
     sys.path.insert(0, here)
     try:
@@ -106,12 +106,12 @@ def load_function(address: str) -> Callable:
         for part in name.split("."):
             found = getattr(found, part)
     except (Exception, SystemExit) as error:  # any error of the user's module
-        raise PosgapError(f"--model {address}: cannot be imported: {_described(error)}") from None
+        raise BadOption(f"--model {address}: cannot be imported: {_described(error)}") from None
     finally:
         sys.path.remove(here)
         os.chdir(here)  # the rest of the command names its files from here
     if not callable(found):
-        raise PosgapError(f"--model {address}: is a {type(found).__name__}, and no function")
+        raise BadOption(f"--model {address}: is a {type(found).__name__}, and no function")
     return found
 
 
@@ -137,7 +137,7 @@ class Application:
         except TypeError:
             can_be_called = False
         if not can_be_called:
-            raise PosgapError(
+            raise BadOption(
                 f"{self.name}: has the parameters {signature}: posgap gives `question` and `passages` together, "
                 "`messages`, or one text; give all others a default"
             )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import Field
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption, PosgapError
 from posgap.foundation.fields import RARE, is_function
 from posgap.foundation.registry import WITHOUT_EFFECT, Parameters, Registry
 from posgap.generation.application import Application, ApplicationGenerator, load_function
@@ -81,9 +81,7 @@ class Backend:
     def require_framing(self, access: ModelAccess, framing: Framing) -> None:
         """Raises `PosgapError` if a model elsewhere cannot be asked with this framing."""
         if framing.template:
-            raise PosgapError(
-                f"template: is for models on this machine; backend {self.name} has the chat made elsewhere"
-            )
+            raise BadOption(f"template: is for models on this machine; backend {self.name} has the chat made elsewhere")
 
     def decoding(self, access: ModelAccess, served: "EndpointIdentity | None") -> str:
         """How tokens are chosen, if an endpoint reports it: greedily, as far as can be told."""
@@ -137,7 +135,7 @@ class _OpenAI(Backend):
     def require_framing(self, access: ModelAccess, framing: Framing) -> None:
         super().require_framing(access, framing)
         if framing.shown_settings() and not self.template(access):
-            raise PosgapError(
+            raise BadOption(
                 f"{', '.join(framing.shown_settings())}: a bare prompt has no chat around it; take --endpoint chat"
             )
 
@@ -153,7 +151,7 @@ class _OpenAI(Backend):
 
         parameters = access.parameters_of(EndpointParameters)
         if not parameters.base_url:
-            raise PosgapError("backend openai: give `base_url`, like http://localhost:8000/v1")
+            raise BadOption("backend openai: give `base_url`, like http://localhost:8000/v1")
         return OpenAIGenerator(access.model, parameters, builder.framing)
 
 
@@ -168,7 +166,7 @@ class _Application(Backend):
         given = {"system": framing.system, "template": framing.template, "template_args": framing.arguments}
         parameters = access.parameters_of(ApplicationParameters).model_dump(exclude_defaults=True)
         for name in [*filter(given.get, given), *parameters.keys() - {"concurrency", "timeout", "version"}]:
-            raise PosgapError(f"{name}: an application words and sends its prompts itself; leave it out")
+            raise BadOption(f"{name}: an application words and sends its prompts itself; leave it out")
 
     def decoding(self, access: ModelAccess, served: "EndpointIdentity | None") -> str:
         return "application's own"

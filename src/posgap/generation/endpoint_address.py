@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from posgap.foundation.errors import PosgapError, shorten
+from posgap.foundation.errors import BadOption, shorten
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 
@@ -32,7 +32,7 @@ def headers_of(header: Mapping[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if not re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.ASCII) or not re.fullmatch(r"[ -~]*", value):
             where = KEY_VARIABLE if name == "Authorization" and name not in header else f"--header {shorten(name)}"
-            raise PosgapError(f"{where}: has characters that a header cannot hold; give printable ASCII")
+            raise BadOption(f"{where}: has characters that a header cannot hold; give printable ASCII")
     return headers
 
 
@@ -48,9 +48,9 @@ def _fill_variables(text: str, option: str) -> str:
     try:
         return string.Template(text).substitute(os.environ)
     except KeyError as unset:
-        raise PosgapError(f"{option}: the variable {unset.args[0]} is not set") from None
+        raise BadOption(f"{option}: the variable {unset.args[0]} is not set") from None
     except ValueError:
-        raise PosgapError(f"{option}: write $VARIABLE for a variable, and $$ for a dollar sign") from None
+        raise BadOption(f"{option}: write $VARIABLE for a variable, and $$ for a dollar sign") from None
 
 
 def with_variables(value: Any) -> Any:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from posgap.foundation.errors import PosgapError, shorten
+from posgap.foundation.errors import BadOption, PosgapError, shorten
 from posgap.foundation.fields import is_endpoint, pairs
 from posgap.foundation.redaction import redact
 from posgap.generation.endpoint_address import about_key, endpoint_url, headers_of, tls
@@ -25,11 +25,11 @@ def with_endpoint(values: Mapping[str, Any]) -> dict[str, Any]:
     named = values.get("model")
     if not is_endpoint(named):
         if isinstance(named, str) and not values.get("base_url") and _WITHOUT_SCHEME.fullmatch(named):
-            raise PosgapError(f"--model: {shorten(named)}: write http:// in front of an endpoint's address")
+            raise BadOption(f"--model: {shorten(named)}: write http:// in front of an endpoint's address")
         return dict(values)
     address, _, name = values["model"].partition("#")
     if values.get("base_url"):
-        raise PosgapError("--model: is an address, and --base-url is one too; give the model's name there")
+        raise BadOption("--model: is an address, and --base-url is one too; give the model's name there")
     name = name or only_model(address, pairs(values.get("header") or {}))
     return {**values, "model": name, "base_url": address}
 
@@ -44,7 +44,7 @@ def only_model(address: str, header: Mapping[str, str]) -> str:
         return names[0]
     shown = ", ".join(map(shorten, names[:_MAX_SHOWN])) + ", ..." * (len(names) > _MAX_SHOWN)
     serves = f"serves {len(names)} models ({shown})" if names else "does not say which model it serves"
-    raise PosgapError(f"--model: {redact(address)} {serves}; name one: {redact(address)}#NAME")
+    raise BadOption(f"--model: {redact(address)} {serves}; name one: {redact(address)}#NAME")
 
 
 def _fetch_names(address: str, header: Mapping[str, str]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import MissingPackage, PosgapError
 from posgap.generation.batching import Group, reading_order
 from posgap.generation.endings import ResponseStream
 from posgap.generation.generator import Completion, Sampling
@@ -43,7 +43,7 @@ class VLLMGenerator:
             from vllm import LLM
             from vllm.platforms import current_platform
         except ImportError:
-            raise PosgapError(
+            raise MissingPackage(
                 "backend vllm: vllm is not installed here; install posgap in an environment with vllm, serve the model "
                 "elsewhere and give its address as --model, or choose --backend transformers"
             ) from None

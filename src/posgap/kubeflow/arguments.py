@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, TypeVar
 
-from posgap.foundation.errors import PosgapError, faults
+from posgap.foundation.errors import BadOption, PosgapError, faults
 from posgap.foundation.fields import Role, is_function, role
 from posgap.foundation.locations import add_mount, is_address, is_uri
 from posgap.kubeflow.ending import tell_kubernetes
@@ -36,9 +36,7 @@ def _here(value: Any, is_input: bool) -> Any:
     if isinstance(value, list):
         return [_here(item, is_input) for item in value]
     if is_function(value):
-        raise PosgapError(
-            f"{value}: a cluster cannot call a function; give a model, an endpoint or a registered version"
-        )
+        raise BadOption(f"{value}: a cluster cannot call a function; give a model, an endpoint or a registered version")
     path = getattr(value, "path", value)
     uri = getattr(value, "uri", "")
     scheme, separator, rest = str(uri).partition("://")

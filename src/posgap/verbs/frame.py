@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from posgap import __version__
 from posgap.distillation.methods import method_in
 from posgap.foundation import files
-from posgap.foundation.errors import PosgapError, Rejection, shorten
+from posgap.foundation.errors import BadOutput, PosgapError, Rejection, shorten
 from posgap.foundation.launch import first_of_its_node, gather_from_all, is_main_process, launch_rank_and_size
 from posgap.foundation.locations import Location, is_uri, with_uris
 from posgap.options.base import StageConfig
@@ -276,7 +276,7 @@ def _refuse_to_replace(out: Location, name: str, config: StageConfig, inputs: di
             changes.append((f"{field} {was}", now))
     changes = changes or [(f"posgap {manifest.get('versions', {}).get('posgap')}", __version__)]
     there, instead = (", ".join(map(shorten, words)) for words in zip(*changes, strict=True))
-    raise PosgapError(
+    raise BadOutput(
         f"{config.out}: has a finished {name.replace('_', ' ')} with {there}, and not {instead}; "
         "--force replaces it, another --out keeps it"
     )
