@@ -20,7 +20,7 @@ from posgap.distillation.batches import (
     teacher_prompts,
 )
 from posgap.distillation.objectives import R1
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption, PosgapError
 from posgap.tasks.placements import Placement
 
 TRIVIAL = [(2,), (3,), (4,), (5,)]
@@ -98,7 +98,7 @@ def test_no_pair_is_drawn_where_its_teacher_reads():
     assert all(placed[pair, own] == 2 for pair, own in enumerate(teachers))  # the anchors, once an epoch
     drawn = Counter((teachers[pair], positions) for pair, positions in placed.elements() if positions != teachers[pair])
     assert len(drawn) == 3 * 4 and min(drawn.values()) > 40
-    with pytest.raises(PosgapError, match="k=5: there are only 4 placements"):
+    with pytest.raises(BadOption, match="k=5: .* 4 "):
         plan_steps(placements, rows, 5, 1, 60, seed=0)
 
 
@@ -111,7 +111,7 @@ def test_a_pair_is_drawn_among_its_own_documents_and_never_at_its_anchor():
 
 def test_more_placements_than_there_are_is_refused():
     assert len(planned(10, 4, 1, 20)) == 3
-    with pytest.raises(PosgapError, match="k=5: there are only 4 placements"):
+    with pytest.raises(BadOption, match="k=5: .* 4 "):
         planned(10, 5)
 
 
@@ -123,10 +123,9 @@ def test_responses_are_paired_with_their_examples_whatever_the_order(pairs):
 
 def test_responses_to_other_examples_are_refused(pairs):
     examples, responses = [p.example for p in pairs], [p.response for p in pairs]
-    complaint = "responses belong to examples that are not in `examples`, the first to"
-    with pytest.raises(PosgapError, match=f"1 {complaint} kv-3"):
+    with pytest.raises(PosgapError, match="^1 .* kv-3; "):
         pair_up(examples[:3], responses)
-    with pytest.raises(PosgapError, match=f"2 {complaint} kv-0"):
+    with pytest.raises(PosgapError, match="^2 .* kv-0; "):
         pair_up(examples[2:], responses)
 
 

@@ -3,7 +3,6 @@
 import gc
 import json
 import logging
-import re
 import shutil
 import weakref
 from pathlib import Path
@@ -22,7 +21,7 @@ from posgap.distillation.engine import TrainStep
 from posgap.distillation.movement import default_learning_rate
 from posgap.distillation.teacher_states import TeacherStates
 from posgap.distillation.temperature import TEMPERATURES
-from posgap.foundation.errors import PosgapError, Rejection
+from posgap.foundation.errors import BadOption, NoRoom, PosgapError, Rejection
 from posgap.foundation.files import read_json, read_jsonl, write_json
 from posgap.mitigations.in_force import load_model
 from posgap.models import memory, rounding
@@ -70,7 +69,7 @@ def test_without_an_anchor_the_teacher_s_place_is_drawn(config):
     pairs, _ = distilling._read_data(told)
     steps, _ = distilling._plan(told, pairs)
     assert {row.positions for step in steps for row in step} == {(1,), (2,), (3,), (4,), (5,)}
-    with pytest.raises(PosgapError, match="k=5: there are only 4"):
+    with pytest.raises(BadOption, match="k=5: .* 4 "):
         distilling._plan(told.model_copy(update={"anchoring": 1.0}), pairs)
 
 
@@ -93,7 +92,7 @@ def test_prompts_beyond_what_a_rope_begins_with_are_refused_before_anything_is_r
     assert len(prompt_builder("kv", config.model, 4)(kv_example(0), Placement((1,), 5))) == 26
     assert distill(config.model_copy(update={"model": bounded(60), "out": tmp_path / "short", "epochs": 1})).exists()
     monkeypatch.setattr(distilling, "load_model", None)
-    with pytest.raises(PosgapError, match=r"27: its RoPE \(longrope\) changes .* beyond 27 tokens: .*such lengths$"):
+    with pytest.raises(PosgapError, match=r"27: .*RoPE \(longrope\) .* 27 tokens: "):
         distill(config.model_copy(update={"model": bounded(27), "out": tmp_path / "long"}))
 
 
@@ -102,7 +101,7 @@ def test_a_model_that_the_disk_has_no_room_for_is_not_trained(update, bytes_each
     n = load_model(str(model_folder)).num_parameters()
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=n * bytes_each - 1))
     monkeypatch.setattr(distilling, "train", None)
-    with pytest.raises(PosgapError, match="writing the trained model takes .* or give an --out on another disk"):
+    with pytest.raises(NoRoom, match="--out"):
         distill(config.model_copy(update=update))
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=n * bytes_each))
     with pytest.raises(TypeError, match="'NoneType' object is not callable"):  # as far as training
@@ -113,8 +112,8 @@ def test_a_model_that_the_disk_has_no_room_for_is_not_trained(update, bytes_each
     ("update", "bytes_each", "instead"),
     [
         # AdamW's two means, beside a checkpoint that is written, or else gradients
-        ({}, 8 + 20, "train adapters (--lora-rank 16), keep no checkpoint (--save-steps 0), take a smaller model"),
-        ({"save_steps": 0}, 8 + 4, "train adapters (--lora-rank 16), take a smaller model"),
+        ({}, 8 + 20, "--lora-rank 16.*--save-steps 0"),
+        ({"save_steps": 0}, 8 + 4, "--lora-rank 16(?!.*--save-steps)"),
     ],
 )
 def test_what_memory_has_no_room_for_is_not_trained(update, bytes_each, instead, config, model_folder, monkeypatch):
@@ -122,7 +121,7 @@ def test_what_memory_has_no_room_for_is_not_trained(update, bytes_each, instead,
     n = load_model(str(model_folder)).num_parameters()
     monkeypatch.setattr(memory, "available_bytes", lambda: n * bytes_each - 1)
     monkeypatch.setattr(distilling, "train", None)
-    with pytest.raises(PosgapError, match=re.escape(f"end other programs, {instead}, or take another machine")):
+    with pytest.raises(NoRoom, match=instead):
         distill(config.model_copy(update=update))
     monkeypatch.setattr(memory, "available_bytes", lambda: n * bytes_each)
     with pytest.raises(TypeError, match="'NoneType' object is not callable"):  # as far as training
@@ -185,12 +184,12 @@ def test_the_teacher_of_another_model_is_not_taken(config, tmp_path):
         shard.unlink()
     (shard,) = old.iterdir()
     shard.rename(new / shard.name)
-    with pytest.raises(PosgapError, match="teacher states of another model; delete"):
+    with pytest.raises(PosgapError, match=f"^{new / shard.name}: .* model; "):
         distill(config.model_copy(update={"work": work, "anchoring": 0.0, "out": tmp_path / "c", "model": str(once)}))
 
 
 def test_a_loss_that_is_not_finite_leaves_the_names_of_the_prompts(config, tmp_path):
-    with pytest.raises(Rejection, match=r"step \d: the (loss of \d+ of 12 prompts|gradient) is not finite.*named in"):
+    with pytest.raises(Rejection, match=r"step \d: .*( \d+ of 12 prompts|gradient) .*non_finite.json"):
         distill(config.model_copy(update={"learning_rate": 1e30, "epochs": 20}))
     report = read_json(tmp_path / "out.rejected" / "non_finite.json")
     assert report["step"] > 1
@@ -224,10 +223,7 @@ def test_small_steps_reach_the_file_of_a_model_in_bfloat16(small_steps):
 
 
 def test_an_export_that_loses_the_training_is_refused_and_another_one_costs_no_step(small_steps, monkeypatch):
-    line = (
-        r"^export: in bfloat16, rounded up or down at random, the weights keep \d\.\d % of what training did, less "
-        "than 90 %; give --export-dtype float32: the same command with it goes on from"
-    )
+    line = r"^export: .* bfloat16, .* \d\.\d % .* 90 %; .*--export-dtype float32: (?!.*--save-steps)"
     with monkeypatch.context() as within:
         within.setattr(rounding, "round_stochastically", lambda values, dtype, seed, name: values.to(dtype))
         with pytest.raises(PosgapError, match=line):
@@ -253,7 +249,7 @@ def test_rounding_that_changes_much_is_said_but_is_no_fault(small_steps, monkeyp
 
 def test_without_checkpoints_the_line_says_that_training_is_done_again(small_steps, monkeypatch):
     monkeypatch.setattr(rounding, "round_stochastically", lambda values, dtype, seed, name: values.to(dtype))
-    with pytest.raises(PosgapError, match=r"the same command with it trains again \(--save-steps 0\)"):
+    with pytest.raises(PosgapError, match=r"^export: .*\(--save-steps 0\)"):
         distill(small_steps.model_copy(update={"save_steps": 0}))
 
 
@@ -262,7 +258,7 @@ def test_what_a_precision_cannot_hold_is_refused(config, tmp_path):
     with torch.no_grad():
         model.model.layers[0].mlp.down_proj.weight[0, 0] = 1e6
     save_model(model, load_tokenizer(config.model), tmp_path / "large")
-    with pytest.raises(PosgapError, match="float16 cannot hold model.layers.0.mlp.down_proj.weight; give"):
+    with pytest.raises(PosgapError, match="float16 .* model.layers.0.mlp.down_proj.weight; .*--export-dtype"):
         distill(config.model_copy(update={"model": str(tmp_path / "large"), "export_dtype": "float16"}))
 
 
@@ -278,8 +274,8 @@ def _other_rope(model, tokenizer, out, state):
 @pytest.mark.parametrize(
     ("writes", "line"),
     [
-        (_scaled_wrongly, "export: model.norm.weight is not in the folder as it was written"),
-        (_other_rope, "export: the written model is not the trained one: their logits differ by"),
+        (_scaled_wrongly, "^export: model.norm.weight "),
+        (_other_rope, r"^export: .* logits .*\d"),
     ],
 )
 def test_a_folder_that_is_not_the_trained_model_is_not_put_in_place(writes, line, config, monkeypatch):
@@ -299,13 +295,13 @@ def test_adapters_are_merged_into_a_plain_model_folder(config, model_folder):
 @pytest.mark.parametrize(
     "update, message",
     [
-        ({"k": 5}, "k=5: there are only 4 placements"),
-        ({"k": 0, "anchoring": 0.0}, "k=0 leaves r1 nothing to train on; give k >= 1"),
-        ({"deepspeed": "zero4"}, "deepspeed: 'zero4' is neither zero2, zero3 nor a DeepSpeed JSON file"),
+        ({"k": 5}, "k=5: .* 4 "),
+        ({"k": 0, "anchoring": 0.0}, "k=0 .* r1 .*k >= 1"),
+        ({"deepspeed": "zero4"}, "deepspeed: 'zero4' .*zero2, zero3 "),
     ],
 )
 def test_bad_input(update, message, config):
-    with pytest.raises(PosgapError, match=message):
+    with pytest.raises(BadOption, match=message):
         distill(config.model_copy(update=update))
 
 
@@ -331,9 +327,7 @@ def test_a_rate_that_can_hardly_move_the_model_is_told_before_training(config, c
 
 def test_many_updates_that_cannot_move_the_model_end_before_training(config):
     small = {"epochs": 40, "batch_size": 12, "learning_rate": 1e-7}
-    with pytest.raises(
-        PosgapError, match=r"--learning-rate 1e-07 is too low: \d+ updates .*; take 0\.\d+, the default"
-    ):
+    with pytest.raises(BadOption, match=r"--learning-rate 1e-07 .* \d+ updates .* 0\.\d+, "):
         distill(config.model_copy(update=small))
 
 

@@ -25,7 +25,7 @@ from posgap.distillation.objectives import R1, CrossEntropy
 from posgap.distillation.optimizers import adamw
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
-from posgap.foundation.errors import PosgapError, TerminationSignal
+from posgap.foundation.errors import BadModel, NoRoom, PosgapError, TerminationSignal, Unreadable
 from posgap.mitigations.in_force import scale_model
 from posgap.models.checkpointing import checkpoint_activations
 from posgap.models.memory import DeviceMemory
@@ -160,23 +160,21 @@ def test_teacher_states_are_read_once_and_serve_whoever_reads_the_same(model, co
 
 @pytest.mark.parametrize("what", OURS)
 def test_states_of_another_teacher_are_refused(what, collate, teacher, tmp_path):
-    with pytest.raises(PosgapError, match=f"teacher states of another {what}; delete"):
+    with pytest.raises(PosgapError, match=f"^{tmp_path}/teacher/.* {what}; "):
         TeacherStates(tmp_path / "teacher", OURS | {what: "another"})
 
 
 def test_a_broken_shard_is_refused(collate, teacher, tmp_path):
     (shard,) = (tmp_path / "teacher").iterdir()
     shard.write_bytes(shard.read_bytes()[:100])
-    with pytest.raises(PosgapError, match="not a file of teacher states"):
+    with pytest.raises(Unreadable, match=f"^{shard}: "):
         TeacherStates(tmp_path / "teacher", OURS)
 
 
 def test_a_model_with_logits_of_its_own_making_is_refused(model, collate, tmp_path):
     forward = model.forward
     model.forward = lambda *a, **k: (out := forward(*a, **k), setattr(out, "logits", out.logits * 0.5 + 1))[0]
-    with pytest.raises(
-        PosgapError, match="LlamaForCausalLM: its logits are not its output head applied to the last hidden state"
-    ):
+    with pytest.raises(BadModel, match="^LlamaForCausalLM: "):
         teacher_of(model, collate, tmp_path / "t")
 
 
@@ -377,7 +375,7 @@ def test_a_gradient_that_overflows_by_its_factors_is_computed_again(model, colla
     ]
     # And one that is not finite all the same is said to be so.
     monkeypatch.setattr(Gradient, "update", lambda self: math.inf)
-    with pytest.raises(NotFinite, match="step 1: the gradient is not finite"):
+    with pytest.raises(NotFinite, match="step 1: .*gradient"):
         train(Student(copy.deepcopy(moved), objective, teacher), steps, *arguments)
 
 
@@ -390,7 +388,7 @@ def test_out_of_memory_elsewhere_is_said_in_a_line_too(where, lively, collate, t
     owner, name = (Teacher, "read_missing") if "teacher" in where else (Gradient, "update")
     monkeypatch.setattr(owner, name, lambda *_: torch.empty(1 << 52))
     arguments = objective, collate, Schedule(1e-3), Accelerator(cpu=True), 8192
-    with pytest.raises(PosgapError, match=f"^out of memory in {where}; .*, or set gradient_checkpointing"):
+    with pytest.raises(NoRoom, match=f" {where}; .* gradient_checkpointing"):
         train(Student(lively, objective, teacher), [[TrainingPrompt(0, (2,))]], *arguments)
 
 
@@ -440,7 +438,7 @@ def test_all_processes_go_back_when_another_is_out_of_memory(lively, pairs, coll
 def test_out_of_memory_with_a_single_prompt_says_what_to_do(lively, collate, pairs):
     student = Small(lively, CrossEntropy(pairs), most_tokens=20)
     steps = [[TrainingPrompt(0, (2,)), TrainingPrompt(0, (3,))]]
-    with pytest.raises(PosgapError, match=r"^out of memory in step 1, with one prompt of \d+ tokens; set gradient_"):
+    with pytest.raises(NoRoom, match=r" step 1, .* \d+ tokens; .*gradient_checkpointing"):
         train(student, steps, CrossEntropy(pairs), collate, Schedule(1e-3), Accelerator(cpu=True), 8192)
 
 
@@ -467,7 +465,7 @@ def test_a_loss_that_is_not_finite_names_its_prompts_and_stops_before_the_update
 
     student.forward = poisoned
     steps = [[TrainingPrompt(0, (2,)), TrainingPrompt(0, (3,)), TrainingPrompt(2, (4,)), TrainingPrompt(2, (5,))]]
-    with pytest.raises(NotFinite, match="step 1: the loss of 2 of 4 prompts is not finite") as caught:
+    with pytest.raises(NotFinite, match="step 1: .* 2 of 4 prompts ") as caught:
         train(student, steps, CrossEntropy(pairs), collate, Schedule(1e-3), Accelerator(cpu=True), 100)
     assert caught.value.rows == [TrainingPrompt(2, (4,)), TrainingPrompt(2, (5,))]
     assert torch.equal(parameters(model), before)
@@ -613,7 +611,7 @@ def test_rope_that_follows_the_length_is_refused_where_one_pass_differs():
         )
 
     assert states(12).shape == (3, 16)
-    with pytest.raises(PosgapError, match=r"RoPE \(dynamic\) changes with the length beyond 13 tokens.*distilled"):
+    with pytest.raises(PosgapError, match=r"RoPE \(dynamic\) .* 13 tokens"):
         states(16)
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from posgap.data.reading import write_examples
 from posgap.distillation.evaluation import Evaluation
 from posgap.distillation.held_out import BEFORE, MEAN, NATS, TEXT, WORST, best_step, describe_training
-from posgap.foundation.errors import Malformed, PosgapError
+from posgap.foundation.errors import BadOption, Malformed, PosgapError, Unreadable
 from posgap.foundation.files import read_jsonl
 from posgap.generation.asking import ResponseLimits
 from posgap.generation.setup import builder_of
@@ -157,7 +157,7 @@ def test_a_damaged_best_checkpoint_is_refused(stopped):
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    with pytest.raises(PosgapError, match=r"step-2: .*safetensors is damaged"):
+    with pytest.raises(Unreadable, match=r"step-2: .*safetensors "):
         distill(config)
 
 
@@ -174,7 +174,7 @@ def test_figures_of_other_held_out_examples_are_not_gone_on_from(stopped, monkey
 )
 def test_a_history_that_holds_no_numbers_is_refused(row, tmp_path):
     (tmp_path / "history.jsonl").write_text(f'{{"step": 0, "loss": 1.0}}\n{row}\n')
-    with pytest.raises(Malformed, match=r"history.jsonl:2: expected numbers"):
+    with pytest.raises(Malformed, match=r"history.jsonl:2: "):
         describe_training(tmp_path)
     (tmp_path / "history.jsonl").write_text("")
     assert describe_training(tmp_path) == ""
@@ -182,12 +182,12 @@ def test_a_history_that_holds_no_numbers_is_refused(row, tmp_path):
 
 def test_figures_that_are_not_finite_end_the_training(evaluated, monkeypatch):
     monkeypatch.setattr(Evaluation, "measure", lambda self, *_: {TEXT: float("nan")})
-    with pytest.raises(PosgapError, match="held-out data are not finite"):
+    with pytest.raises(PosgapError, match="held-out .* learning_rate"):
         distill(evaluated)
 
 
 def test_examples_that_are_learnt_and_a_best_model_of_nothing_are_refused(evaluated, config):
-    with pytest.raises(PosgapError, match="has training examples"):
+    with pytest.raises(BadOption, match=f"^{config.examples}: .*--eval"):
         distill(evaluated.model_copy(update={"eval": config.examples}))
-    with pytest.raises(ValidationError, match="keep"):
+    with pytest.raises(ValidationError, match="`keep`"):
         type(config)(**config.model_dump() | {"keep": "best"})

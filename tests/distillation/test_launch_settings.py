@@ -59,15 +59,12 @@ def test_what_a_common_file_leaves_open_is_filled(written, mixed):
 @pytest.mark.parametrize(
     ("more", "line"),
     [
-        (
-            {"gradient_accumulation_steps": 4},
-            'gradient_accumulation_steps is 4, and each .*; write 1 or "auto"',
-        ),
-        ({"fp16": {"enabled": True}}, 'fp16 is not as --dtype .bfloat16. has it; write "auto" there'),
-        ({"bf16": {"enabled": False}}, "bf16 is not as --dtype"),
-        ({"optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}, "has optimizer settings; leave them out"),
-        ({"scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0}}}, "has scheduler settings"),
-        ({"zero_optimization": 3}, "zero_optimization must be an object"),
+        ({"gradient_accumulation_steps": 4}, 'gradient_accumulation_steps .* 4, .* "auto"'),
+        ({"fp16": {"enabled": True}}, 'fp16 .*--dtype .bfloat16. .* "auto"'),
+        ({"bf16": {"enabled": False}}, "bf16 .*--dtype"),
+        ({"optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}, ".* optimizer .*--learning-rate "),
+        ({"scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0}}}, ".* scheduler .*--warmup-steps"),
+        ({"zero_optimization": 3}, "zero_optimization "),
     ],
 )
 def test_a_file_that_says_otherwise_is_refused(written, more, line):
@@ -78,12 +75,12 @@ def test_a_file_that_says_otherwise_is_refused(written, more, line):
 @pytest.mark.parametrize(
     ("variable", "value", "line"),
     [
-        ("ACCELERATE_USE_FSDP", "true", "the launcher asks for FSDP"),
-        ("ACCELERATE_USE_MEGATRON_LM", "1", "the launcher asks for Megatron-LM"),
-        ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4", "is 4, and each gradient would be divided by it"),
+        ("ACCELERATE_USE_FSDP", "true", "FSDP"),
+        ("ACCELERATE_USE_MEGATRON_LM", "1", "Megatron-LM"),
+        ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4", "4"),
     ],
 )
 def test_a_launcher_that_asks_for_what_would_not_be_is_refused(variable, value, line, monkeypatch):
     monkeypatch.setenv(variable, value)
-    with pytest.raises(PosgapError, match=f"^{variable}: {line}"):
+    with pytest.raises(PosgapError, match=f"^{variable}: .* {line},"):
         accelerator()

@@ -96,7 +96,7 @@ def test_what_cannot_be_uploaded_does_not_stop_the_training(config, s3_calls, ca
 def test_checkpoints_stay_until_the_model_is_in_s3(config, bucket, s3_calls):
     config = config.model_copy(update={"out": f"{bucket}/candidate"})
     s3_calls.fail = lambda op, key: refused() if op == "PutObject" and key == "candidate/model.safetensors" else None
-    with pytest.raises(PosgapError, match="candidate/model.safetensors: access denied"):
+    with pytest.raises(PosgapError, match="candidate/model.safetensors: "):
         distill(config)
     assert any(name.endswith(FILES) for name in keep_work(config))
 

@@ -194,12 +194,12 @@ def test_a_baseline_that_its_predictions_do_not_give_is_no_evidence(tmp_path):
     assert "baselines.closed-book.accuracy" in wrong_figure(Evidence(folder))
     rows = [row for _, row in read_jsonl(folder / PREDICTIONS_FILE)]
     write_jsonl(folder / PREDICTIONS_FILE, rows[:-1])
-    with pytest.raises(PosgapError, match="predictions of closed-book are not one of each example"):
+    with pytest.raises(PosgapError, match="predictions of closed-book "):
         Evidence(folder)
 
 
 @pytest.mark.parametrize(
-    ("names", "complaint"), [(["oracles"], "unknown baseline"), (["oracle", "oracle"], "name each of the `baselines`")]
+    ("names", "complaint"), [(["oracles"], "\nbaselines\\b"), (["oracle", "oracle"], "`baselines`")]
 )
 def test_unknown_and_doubled_baselines_are_refused(names, complaint):
     with pytest.raises(ValueError, match=complaint):

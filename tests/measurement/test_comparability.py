@@ -58,7 +58,7 @@ def test_everything_that_is_asked_is_compared_and_only_what_may_be_meant_is_allo
     assert list_differences(other.sweep, swept.sweep) == list_differences(swept.sweep, other.sweep) == [name]
     with pytest.raises(PosgapError) as refused:
         align_comparable(other, swept, OTHERWISE.keys() - {name})
-    assert ("if you intend the difference, give --allow" in str(refused.value)) == (name in ALLOWABLE)
+    assert ("--allow" in str(refused.value)) == (name in ALLOWABLE)
     ordered, allowed = align_comparable(other, swept, [name])
     assert allowed == [name] and ordered.path == other.path
 
@@ -67,31 +67,27 @@ def test_two_differences_are_both_named_and_refused_unless_both_are_allowed(swep
     for pair in combinations(OTHERWISE, 2):
         other = asked_otherwise(swept, *pair)
         assert align_comparable(other, swept, OTHERWISE)[1] == list(pair)
-        for name in pair:
-            with pytest.raises(PosgapError, match="not asked alike"):
+        for name, unnamed in (pair, pair[::-1]):
+            with pytest.raises(PosgapError, match=rf": {unnamed} \("):
                 align_comparable(other, swept, [name])
 
 
 def test_the_refusal_says_what_each_sweep_was_asked_and_how_to_mean_it(swept):
     other = asked_otherwise(swept, "template", "question", "shuffle")
-    with pytest.raises(PosgapError) as refused:
+    said = r"question \(before, .*after\), shuffle \(3, .*0\); .*--allow template,question,shuffle$"
+    with pytest.raises(PosgapError, match=f"^{other.path} and {swept.path}: .*: {said}"):
         align_comparable(other, swept, ["template"])
-    assert str(refused.value) == (
-        f"{other.path} and {swept.path}: not asked alike: question (before, not after), shuffle (3, not 0); sweep both "
-        "models in one way; if you intend the difference, give --allow template,question,shuffle"
-    )
     of_asking = [name for name in ALLOWABLE if name not in (ANCHOR, BASE, TRIAL, REFERENCE_TRIAL, DISTRACTORS)]
-    with pytest.raises(PosgapError, match=f"give --allow {','.join(of_asking)}$"):
+    with pytest.raises(PosgapError, match=f"--allow {','.join(of_asking)}$"):
         align_comparable(asked_otherwise(swept, *of_asking), swept)
-    with pytest.raises(PosgapError) as refused:
+    with pytest.raises(PosgapError, match=r"n_docs \(9, .*5\), shuffle \(3, .*0\);(?!.*--allow)"):
         align_comparable(asked_otherwise(swept, "n_docs", "shuffle"), swept)
-    assert str(refused.value).endswith("n_docs (9, not 5), shuffle (3, not 0); sweep both models in one way")
 
 
 def test_nothing_is_allowed_unless_it_is_named(swept):
     assert list_differences(swept.sweep, swept.sweep) == []
     assert align_comparable(swept, swept)[1] == []
-    with pytest.raises(PosgapError, match=r"prompt \(q, not p\)"):
+    with pytest.raises(PosgapError, match=r"prompt \(q, .*p\)"):
         align_comparable(asked_otherwise(swept, "prompt"), swept)
 
 

@@ -118,10 +118,10 @@ def test_the_best_of_six_that_change_nothing_is_seldom_called_better():
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"examples": "other"}, r"not asked alike: examples \(other, not \w{12}\)"),
-        ({"order": [*range(1, N), 1]}, "not asked alike: examples"),
-        ({"placements": [[i + 1] for i in (0, 1, 2, 4, 3)]}, r"placements \(1 2 3 5 4, not 1 2 3 4 5\)"),
-        ({"asked": ASKED.model_copy(update={"shuffle": 3})}, r"shuffle \(3, not 0\)"),
+        ({"examples": "other"}, r": examples \(other, .*\w{12}\)"),
+        ({"order": [*range(1, N), 1]}, ": examples"),
+        ({"placements": [[i + 1] for i in (0, 1, 2, 4, 3)]}, r"placements \(1 2 3 5 4, .*1 2 3 4 5\)"),
+        ({"asked": ASKED.model_copy(update={"shuffle": 3})}, r"shuffle \(3, .*0\)"),
     ],
 )
 def test_sweeps_of_other_questions_are_refused(tmp_path, change, complaint):

@@ -41,10 +41,10 @@ def test_lengths_and_depths_are_read_in_the_forms_that_people_write():
     assert parse_depths("5") == [0, 25, 50, 75, 100] and parse_depths("50%") == [50]
     assert parse_depths("90, 0,33.3") == [0, 33.3, 90]
     for text in ("0", "-1", "4m", "", "101%", "0%", "nan%", "1e3", "٤k", "4 k"):
-        with pytest.raises(ValueError, match="is not a length"):
+        with pytest.raises(ValueError, match=f"^{text.strip()!r} .* 4096 "):
             parse_length(text)
     for text in ("1", "0,101", "5,5", "", "nan", "200", "a,b", "-5,5"):
-        with pytest.raises(ValueError, match="are no depths"):
+        with pytest.raises(ValueError, match=f"^{text!r} .* 0,25,50"):
             parse_depths(text)
     config = SweepConfig(model="m", examples="e", out="o", lengths=[1024, "50%", 1 << 20], depths=[0, 50])
     assert (config.lengths, config.depths) == (["1024", "50%", "1048576"], "0,50")
@@ -53,14 +53,14 @@ def test_lengths_and_depths_are_read_in_the_forms_that_people_write():
 @pytest.mark.parametrize(
     ("asked", "complaint"),
     [
-        ({"lengths": "600"}, "the model reads no more than 512 tokens"),
-        ({"lengths": "12"}, "takes 12 tokens without any filler|few for 5 depths"),
-        ({"lengths": "8"}, "takes 12 tokens without any filler"),
-        ({"lengths": "24"}, "documents, too few for 5 depths"),
-        ({"lengths": "400"}, r"is filled to \d+ tokens with its own distractors"),
-        ({"lengths": "256,50%"}, "are both 256 tokens"),
-        ({"lengths": "88", "task": "multihop-cot"}, "not one gold document among others"),
-        ({"lengths": "88", "backend": "openai", "base_url": "http://localhost:1"}, "an endpoint keeps to itself"),
+        ({"lengths": "600"}, "length 600: .* 512 tokens"),
+        ({"lengths": "12"}, "length 12: .*( 12 tokens | 5 depths)"),
+        ({"lengths": "8"}, "length 8: .* 12 tokens "),
+        ({"lengths": "24"}, "length 24: .* 5 depths"),
+        ({"lengths": "400"}, r"length 400: .* \d+ tokens .* distractors "),
+        ({"lengths": "256,50%"}, "lengths 256 and 50%: .* 256 tokens"),
+        ({"lengths": "88", "task": "multihop-cot"}, "lengths: task multihop-cot "),
+        ({"lengths": "88", "backend": "openai", "base_url": "http://localhost:1"}, "lengths: .* endpoint "),
     ],
 )
 def test_what_cannot_be_filled_is_refused_in_a_line_before_anything_is_asked(tmp_path, model_folder, asked, complaint):
@@ -116,7 +116,7 @@ def test_the_map_s_columns_are_the_sweeps_at_each_length(tmp_path, asked):
     run = mlflow.get_run(read_manifest(out)["mlflow_run_id"])
     gaps = mlflow.MlflowClient().get_metric_history(run.info.run_id, "gap")
     assert {point.step: point.value for point in gaps} == pytest.approx(dict(zip(LENGTHS, lengths.gap)), abs=0.005)
-    with pytest.raises(PosgapError, match="holds sweeps at several lengths; name the folder of one, like .*/map/"):
+    with pytest.raises(PosgapError, match=f"^{out}: .* {out}/"):
         read_sweep(out)
     verdict = posgap.gate(folder_at(out, LENGTHS[0]), least_examples=1)
     assert verdict.rules and verdict.outcome in ("refused", "not enough evidence")
@@ -173,7 +173,7 @@ def test_models_are_compared_at_one_length(tmp_path, asked):
     at_one = [folder_at(folder, LENGTHS[1]) for folder in (first, other)]
     written = json.loads((compare(CompareConfig(sweeps=at_one, out=tmp_path / "c")) / "comparison.json").read_text())
     assert written["reference"] == "a" and [each["label"] for each in written["differences"]] == ["b"]
-    with pytest.raises(PosgapError, match="holds sweeps at several lengths; name the folder of one"):
+    with pytest.raises(PosgapError, match=f"^{first}: .* {first}/"):
         compare(CompareConfig(sweeps=[first, at_one[0]], out=tmp_path / "refused"))
     compared = compare(CompareConfig(sweeps=[first, other], out=tmp_path / "all"))
     found = read_model(LengthComparison, compared, COMPARED_LENGTHS_FILE)
@@ -200,6 +200,6 @@ def test_a_sweep_at_one_length_goes_through_merge_and_the_tried_answers(tmp_path
     rows = swept_rows(read_predictions(whole))[:8]
     again = SweptAnswers(read_sweep(whole), model_folder, swept_examples(whole, asked["examples"]))
     assert [answer.text for answer in again.answer(rows)] == [row["response"] for row in rows]
-    with pytest.raises(PosgapError, match="whose placements are depths; give `advantageous`"):
+    with pytest.raises(PosgapError, match=f"^{whole}: .* depths; .*`advantageous`"):
         given = {name: asked[name] for name in ("examples", "model")}
         advantageous_placements(TeacherConfig(sweep=whole, out=tmp_path / "t", **given), 1)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posgap.data.reading import write_examples
-from posgap.foundation.errors import PosgapError, Rejection
+from posgap.foundation.errors import Malformed, PosgapError, Rejection
 from posgap.foundation.files import read_json, read_jsonl, work_folder, write_json, write_jsonl
 from posgap.gating.decision_page import decision_page
 from posgap.gating.demands import Policy
@@ -119,7 +119,7 @@ def test_beyond_the_bound_there_are_no_figures_and_nothing_is_paid_for_twice(tmp
         assert not endpoint.seen and not work_folder(tmp_path / "out").exists()
         # It is complete now. Other bounds ask for nothing, and a lower one does not let its figures pass.
         assert sweep_model(SweepConfig(**options(tmp_path, endpoint, max_unanswered=50))) == swept
-        with pytest.raises(PosgapError, match=r"at most 4.0 % at a placement \(3\), and 2 % is allowed; give --max"):
+        with pytest.raises(PosgapError, match=r" 4.0 % .*\(3\), .* 2 % .*--max-unanswered"):
             sweep_model(SweepConfig(**options(tmp_path, endpoint)))
         assert not endpoint.seen
     assert read_sweep(swept).outcomes.by_placement[MIDDLE - 1] == OutcomeCounts(**COUNTS, unclean=2)
@@ -184,13 +184,13 @@ def test_counts_that_were_edited_are_noticed(filtered):
     written = read_json(filtered / "sweep.json")
     all_answered = Outcomes.at([OutcomeCounts(answered=N)] * DOCS).model_dump(mode="json")
     write_json(filtered / "sweep.json", written | {"outcomes": all_answered})
-    with pytest.raises(PosgapError, match="not what its predictions say: outcomes.answered is 500, and should be 496"):
+    with pytest.raises(PosgapError, match="outcomes.answered .* 500, .* 496;"):
         judge(filtered, None, None, Policy())
     write_json(filtered / "sweep.json", written | {"outcomes": written["outcomes"] | {"answered": 500}})
-    with pytest.raises(PosgapError, match="answered: 500 in all, and 496 at the placements together"):
+    with pytest.raises(Malformed, match="answered: 500 .* 496 "):
         read_sweep(filtered)
     write_json(filtered / "sweep.json", written | {"outcomes": {"answered": 500, "by_placement": [{"answered": 500}]}})
-    with pytest.raises(PosgapError, match="outcomes: "):
+    with pytest.raises(Malformed, match="outcomes: "):
         read_sweep(filtered)
 
 
@@ -208,7 +208,7 @@ def test_who_leaves_the_outcomes_out_is_judged_by_what_was_said(filtered):
 
 def test_what_was_not_answered_cannot_be_right(filtered):
     rewritten(filtered, lambda row: row | {"correct": True})
-    with pytest.raises(PosgapError, match="predictions of kv-0: refused at 3, and yet right"):
+    with pytest.raises(PosgapError, match="kv-0: refused at 3,"):
         Evidence(filtered)
 
 

@@ -82,7 +82,7 @@ def test_a_plan_has_the_least_numbers_and_says_what_it_rests_on(capsys, caplog):
 @pytest.mark.parametrize("assumed", [(5, 1.0, 0.0), (5, 0.0, 0.0), (5, 0.5, 1.0)], ids=str)
 def test_where_nothing_is_left_to_chance_there_is_nothing_to_plan(monkeypatch, assumed):
     monkeypatch.setattr("posgap.verbs.plan_sweep.assumptions_from_config", lambda config: Assumptions(*assumed, 0.8))
-    with pytest.raises(PosgapError, match="a mean of 0 or 100, or a correlation of 1, leaves nothing to chance"):
+    with pytest.raises(PosgapError, match=" 0 or 100, .* 1, "):
         plan_sweep(PlanConfig())
 
 

@@ -58,7 +58,7 @@ def test_a_handful_goes_first_and_what_is_answered_is_not_asked_again(run):
 
 def test_nothing_more_is_sent_if_the_handful_is_hopeless(run):
     hopeless, later = Counting("same"), Counting()
-    with pytest.raises(PosgapError, match="the other 16 prompts were not sent"):
+    with pytest.raises(PosgapError, match=" 16 prompts "):
         run(hopeless)
     run(later)
     assert hopeless.parts == [HANDFUL] and later.parts == [N * DOCS - HANDFUL]
@@ -74,7 +74,7 @@ def test_an_interrupted_run_goes_on_and_draws_other_samples(run):
 
 def test_answers_that_are_there_are_read_as_they_are_and_the_others_named(run):
     part, rest = Counting(leaves_out=True), Counting()
-    with pytest.raises(PosgapError, match="11 of 32 answers are missing"):
+    with pytest.raises(PosgapError, match=" 11 of 32 answers "):
         run(part, {"answers_are_there": True}, temperature=1.0)
     run(rest, {"answers_are_there": True}, temperature=1.0)
     assert (part.parts, rest.parts, rest.seeds) == ([21], [11], [0])

@@ -16,7 +16,7 @@ from warm_forks import command
 from written_sweeps import write_sweep
 
 from posgap.data.reading import write_examples
-from posgap.foundation.errors import PosgapError, TerminationSignal
+from posgap.foundation.errors import BadOption, MissingPackage, PosgapError, TerminationSignal
 from posgap.foundation.files import read_jsonl, work_folder
 from posgap.foundation.interruption import raise_on_termination
 from posgap.generation.generator import Completion, Usage
@@ -95,7 +95,7 @@ def test_a_signal_that_comes_as_an_answer_is_read_stops_the_sweep(options, monke
     before = signal.getsignal(signal.SIGTERM)
     raise_on_termination()
     try:
-        with served(Endpoint()) as endpoint, pytest.raises(TerminationSignal, match="stopped by SIGTERM"):
+        with served(Endpoint()) as endpoint, pytest.raises(TerminationSignal, match="SIGTERM"):
             sweep_model(SweepConfig(base_url=endpoint.url, **options))
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -129,7 +129,7 @@ def test_a_killed_process_loses_no_answer_that_was_finished(options, tmp_path):
 def test_an_endpoint_that_gives_up_is_gone_on_with_and_only_responses_count(options, tmp_path):
     with served(Endpoint()) as endpoint:
         endpoint.misbehave = lambda text, times: (503, {}, "") if endpoint.seen.total() > 3 * DOCS else None
-        with pytest.raises(PosgapError, match="gave up after 1 tries"):
+        with pytest.raises(PosgapError, match=" 1 tries: 503"):
             sweep_model(SweepConfig(base_url=endpoint.url, **options | {"concurrency": 1}))
         asked_before = {text for text, _ in endpoint.seen.items()}
         endpoint.misbehave, finished = lambda text, times: None, _finished(tmp_path)
@@ -210,7 +210,7 @@ def test_a_spoiled_line_is_dropped_with_what_follows_it(tmp_path, spoiled):
 
 
 def test_the_backend_wants_an_address(options):
-    with pytest.raises(PosgapError, match="backend openai: give `base_url`"):
+    with pytest.raises(BadOption, match="`base_url`"):
         sweep_model(SweepConfig(**options))
 
 
@@ -218,7 +218,7 @@ def test_vllm_that_is_not_installed_is_named(options, model_folder):
     try:
         import vllm  # noqa: F401
     except ImportError:
-        with pytest.raises(PosgapError, match="backend vllm: vllm is not installed here"):
+        with pytest.raises(MissingPackage, match="^backend vllm: "):
             sweep_model(SweepConfig(**options | {"backend": "vllm", "model": str(model_folder)}))
     else:
         pytest.skip("vllm is installed")
@@ -286,7 +286,7 @@ def test_a_teacher_at_several_placements_goes_on_within_an_example(options, aske
 def test_a_teacher_that_is_never_right_is_stopped_early(options, asked_of, tmp_path, monkeypatch):
     monkeypatch.setattr(teacher_stage, "MAX_WRONG", 4)
     wrong = Scripted(N, wrong=True)
-    with pytest.raises(PosgapError, match="none of the first 4 responses at position 2 of 4 is correct"):
+    with pytest.raises(PosgapError, match=" 4 responses at position 2 of 4 "):
         asked_of(wrong)
     assert len(wrong.asked) == 4
     assert len(asked_of(Scripted(N, wrong=True), "kept", keep_incorrect=True)) == N
@@ -295,7 +295,7 @@ def test_a_teacher_that_is_never_right_is_stopped_early(options, asked_of, tmp_p
 def test_a_teacher_asks_nothing_where_its_sweep_has_no_right_answer(options, asked_of, tmp_path):
     shape = {"n_docs": 4, "placements": [[1], [2], [3], [4]]}
     untouched, swept = Scripted(N), {"sweep": write_sweep(tmp_path / "sweep", [0.0] * 4, **shape), "advantageous": ""}
-    with pytest.raises(PosgapError, match="sweep: has no right answer at any position; there is nothing to distil"):
+    with pytest.raises(PosgapError, match=f"^{tmp_path / 'sweep'}: "):
         asked_of(untouched, "swept", **swept)
     assert not untouched.asked
     assert len(asked_of(Scripted(N, wrong=True), "kept", keep_incorrect=True, **swept)) == N

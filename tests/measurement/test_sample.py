@@ -150,7 +150,7 @@ def test_sweeps_say_and_gates_find_again_which_examples_count_as_one(tmp_path):
     write_json(folder / "sweep.json", claimed)
     assert read_sweep(folder).sample_text == f"{N} examples in {N - 1} groups"
     assert wrong_figure(Evidence(folder))  # counted otherwise, its intervals are others
-    with pytest.raises(PosgapError, match="hang together in other groups"):
+    with pytest.raises(PosgapError, match=f"^{folder}: .* groups "):
         require_scores(Evidence(folder), swept_examples(folder))
 
 
@@ -159,7 +159,7 @@ def test_an_example_that_is_there_twice_is_refused_before_the_first_prompt(tmp_p
     write_examples(tmp_path / "e.jsonl", examples)
     config = SweepConfig(examples=tmp_path / "e.jsonl", model="m", backend="openai", base_url="http://127.0.0.1:9/v1",
                          n_docs=4, out=tmp_path / "out")  # fmt: skip
-    with pytest.raises(PosgapError, match=f"{examples[0].id} and again are one example"):
+    with pytest.raises(PosgapError, match=f" {examples[0].id} and again "):
         sweep_model(config)
 
 

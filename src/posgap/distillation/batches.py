@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posgap.distillation.branches import Branches, pack_shared_prefixes
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption, PosgapError
 from posgap.foundation.files import digest_of
 from posgap.tasks.content import content_keys
 from posgap.tasks.examples import AnyExample
@@ -107,7 +107,7 @@ def plan_steps(
     """
     least = min(map(len, placements))
     if k > least:
-        raise PosgapError(f"k={k}: there are only {least} placements to draw from")
+        raise BadOption(f"k={k}: there are only {least} placements to draw from")
     steps: list[list[TrainingPrompt]] = []
     for epoch in range(epochs):
         rng = np.random.default_rng([seed, epoch])

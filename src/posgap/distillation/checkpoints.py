@@ -32,7 +32,7 @@ from posgap.distillation import training_state
 from posgap.distillation.processes import gather, meet, rank_and_world
 from posgap.distillation.training_state import KINDS, State
 from posgap.foundation import files
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import PosgapError, Unreadable
 from posgap.foundation.launch import first_of_its_node
 from posgap.storage import manifests
 from posgap.storage.folders import ResumableFolder
@@ -247,7 +247,7 @@ class Checkpoints:
             meet()
         damaged = self._damaged(folder)
         if damaged:
-            raise PosgapError(f"{folder}: {damaged[0]} is damaged; delete {self.folder}, and train again")
+            raise Unreadable(f"{folder}: {damaged[0]} is damaged; delete {self.folder}, and train again")
         self._read(step, accelerator, model, optimizer)
 
     def _read(self, step: int, accelerator: Accelerator, model: Any, optimizer: torch.optim.Optimizer) -> History:

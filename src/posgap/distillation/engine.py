@@ -32,7 +32,7 @@ from posgap.distillation.optimizers import MAX_GRAD_NORM, adamw
 from posgap.distillation.processes import arithmetic, gather, is_by_autocast, rank_and_world, register_external
 from posgap.distillation.speed import Speed
 from posgap.distillation.student import Student
-from posgap.foundation.errors import PosgapError, TerminationSignal
+from posgap.foundation.errors import NoRoom, PosgapError, TerminationSignal
 from posgap.foundation.interruption import deferred_termination
 from posgap.foundation.progress import track
 from posgap.models.loading import disable_cudnn_attention
@@ -425,9 +425,7 @@ class TrainStep:
         torch.cuda.empty_cache()
         if not divisible:
             longest = max(each.tokens for each in layout.micro_batches)
-            raise PosgapError(
-                f"out of memory in step {step.number}, with one prompt of {longest} tokens; {_LESS_MEMORY}"
-            )
+            raise NoRoom(f"out of memory in step {step.number}, with one prompt of {longest} tokens; {_LESS_MEMORY}")
         self.micro_batch_tokens = max(divisible) // 2
         log.log(
             logging.INFO if self.rank else logging.WARNING,  # of the others only warnings are shown
@@ -448,7 +446,7 @@ def _naming_exhaustion(where: str) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_exhaustion(error):
             raise
-        raise PosgapError(f"out of memory in {where}, or {_LESS_MEMORY}") from None
+        raise NoRoom(f"out of memory in {where}, or {_LESS_MEMORY}") from None
 
 
 class _OutOfMemory(Exception):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posgap.distillation.batches import Batch
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadModel
 
 # The factor of some families' logits, from the text model's configuration; by the beginning of its type.
 _FACTORS: dict[str, Callable[[Any], float]] = {
@@ -198,7 +198,7 @@ def require_plain_head(model: PreTrainedModel, batch: Batch) -> None:
     head = Head.from_model(model)
     logits = head.adjust(head.linear(hidden))  # rounded as the model's own are
     if not torch.allclose(logits.float(), wanted.float(), atol=1e-3, rtol=1e-2):
-        raise PosgapError(
+        raise BadModel(
             f"{type(model).__name__}: its logits are not its output head applied to the last hidden state, up "
             "to a known factor and soft cap, as distillation assumes; this architecture is not supported"
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption
 from posgap.foundation.fields import RARE
 from posgap.foundation.locations import last_name
 from posgap.foundation.registry import Parameters, Registry
@@ -43,7 +43,7 @@ class Method:
     def require_suited(self, task: "Task") -> None:
         """Raises `PosgapError` if the method makes answers alike at all placements, and the task's name theirs."""
         if self.needs_teacher and task.slot_names:
-            raise PosgapError(
+            raise BadOption(
                 f"method: {self.name} makes answers alike at all placements, and those of {task.name} name theirs; "
                 "take sft or seqkd"
             )

@@ -18,7 +18,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import is_deepspeed_available
 
 from posgap.distillation.optimizers import MAX_GRAD_NORM
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption, PosgapError
 from posgap.foundation.files import read_object
 from posgap.foundation.launch import gather_from_all
 from posgap.models.memory import give_back_freed
@@ -95,7 +95,7 @@ def deepspeed_settings(name: str, mixed: bool) -> dict:
     """
     ours = files("posgap.deepspeed") / f"{name}.json"
     if not ours.is_file() and not Path(name).is_file():
-        raise PosgapError(f"deepspeed: {name!r} is neither zero2, zero3 nor a DeepSpeed JSON file")
+        raise BadOption(f"deepspeed: {name!r} is neither zero2, zero3 nor a DeepSpeed JSON file")
     settings = json.loads(ours.read_text()) if ours.is_file() else read_object(Path(name))
     for section in ("zero_optimization", "bf16", "fp16", "optimizer", "scheduler"):
         if not isinstance(settings.get(section, {}), dict):

@@ -27,7 +27,7 @@ from posgap.distillation.head import Head
 from posgap.distillation.losses import index_on
 from posgap.distillation.processes import gather, gather_whole, meet, rank_and_world
 from posgap.distillation.temperature import choose_temperature, log_probabilities
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import PosgapError, Unreadable
 from posgap.foundation.files import atomic
 from posgap.foundation.progress import track
 from posgap.storage.folders import ResumableFolder
@@ -67,7 +67,7 @@ class TeacherStates:
             identity = json.loads(about["identity"])
             rows = json.loads(about["rows"])
         except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise PosgapError(f"{shard}: not a file of teacher states ({error}); delete it") from None
+            raise Unreadable(f"{shard}: not a file of teacher states ({error}); delete it") from None
         differing = [name for name in self.identity if identity.get(name) != self.identity[name]]
         if differing:
             raise PosgapError(

@@ -40,7 +40,7 @@ from posgap.distillation.planning import LORA_RANK
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
 from posgap.foundation import files
-from posgap.foundation.errors import PosgapError, Rejection
+from posgap.foundation.errors import BadOption, PosgapError, Rejection
 from posgap.foundation.files import write_json, write_jsonl
 from posgap.foundation.interruption import resumable
 from posgap.foundation.launch import gather_from_all, is_main_process
@@ -160,7 +160,7 @@ def _warn_before_training(
     movement = Movement.estimate(model.config, updates, schedule.reach(updates))
     if config.learning_rate and not config.lora_rank and movement.is_wasted():
         better = default_learning_rate(model.num_parameters())
-        raise PosgapError(
+        raise BadOption(
             f"--learning-rate {config.learning_rate:g} is too low: {movement}; take {better:g}, the default"
         )
     if not config.lora_rank and movement.warning():
@@ -231,7 +231,7 @@ def _evaluation(config: DistillConfig, collate: Collator) -> Evaluation | None:
         examples = read_examples(config.eval)[:MOST]
         learnt = content_keys(pair.example for pair in collate.pairs)
         if with_content_keys(examples, learnt):
-            raise PosgapError(f"{config.eval}: has training examples; give held-out ones as --eval")
+            raise BadOption(f"{config.eval}: has training examples; give held-out ones as --eval")
         prompts = sorted({pair.response.n_docs for pair in collate.pairs})
         n_gold = len(collate.pairs[0].response.placement)
         held_out = Collator(held_out_pairs(examples, builder, prompts, n_gold), builder)
@@ -257,7 +257,7 @@ def _plan(config: DistillConfig, pairs: list[Pair]) -> tuple[list[list[TrainingP
     placements = drawable_placements(pairs, objective.anchors)
     steps = plan_steps(placements, rows, k, config.epochs, config.batch_size, config.seed)
     if not steps:
-        raise PosgapError(f"k=0 leaves {config.method} nothing to train on; give k >= 1")
+        raise BadOption(f"k=0 leaves {config.method} nothing to train on; give k >= 1")
     return steps, objective
 
 

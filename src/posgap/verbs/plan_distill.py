@@ -27,7 +27,7 @@ from posgap.distillation.planning import (
     need,
     ways,
 )
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption, NoRoom
 from posgap.foundation.printing import show
 from posgap.foundation.progress import track
 from posgap.foundation.tables import markdown
@@ -51,7 +51,7 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
     model = load_config(config.model)
     limit = getattr(model.get_text_config(), "max_position_embeddings", None)
     if limit and work.width > limit:
-        raise PosgapError(f"--prompt-tokens: with the response longer than the model's context of {limit} tokens")
+        raise BadOption(f"--prompt-tokens: with the response longer than the model's context of {limit} tokens")
     sized = cache(partial(size_of, model))
     needs = _try_ways(work, sized, cache(partial(activation_bytes, model)))
     for line in _table(needs).splitlines():
@@ -59,7 +59,7 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
     best = next((each for each in needs if each.rows), None)
     if not best:
         room = f"{config.gpus} GPUs of {config.gpu_memory:g} GB" if config.gpus else f"{config.gpu_memory:.3g} GB"
-        raise PosgapError(
+        raise NoRoom(
             f"{config.model}: not one prompt at a time fits into {room}, in any way to train; take "
             f"{'more GPUs' if config.gpus else 'more memory'}, or shorter prompts"
         )
@@ -128,7 +128,7 @@ def _with_machine(config: PlanDistillConfig) -> PlanDistillConfig:
     if not config.gpus and not config.gpu_memory:
         memory = available_bytes() / GB
         if isinf(memory):
-            raise PosgapError("--gpu-memory: this system does not say how much memory is free; give it in GB")
+            raise BadOption("--gpu-memory: this system does not say how much memory is free; give it in GB")
     return config.model_copy(
         update={
             "gpu_memory": config.gpu_memory or memory,
