@@ -18,7 +18,7 @@ from written_sweeps import write_sweep
 import posgap
 from posgap.data.made import made_examples
 from posgap.data.reading import write_examples
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Malformed, PosgapError
 from posgap.foundation.files import parse_as, read_json, write_json
 from posgap.generation.application import Answer, text_of
 from posgap.generation.generator import Completion, Sampling, Usage
@@ -202,7 +202,7 @@ def test_the_code_for_an_application_does_what_was_measured(mitigation):
 
 def test_fewer_passages_need_somebody_who_ranked_them():
     (example,) = kv_examples(1)
-    with pytest.raises(PosgapError, match="fewer: example .* was not retrieved by anybody.*take the task rag"):
+    with pytest.raises(PosgapError, match=f"mitigation fewer: example {example.id} .* task rag "):
         answers(lambda text: "x", MITIGATIONS["fewer"], [at_every_place(example)])
 
 
@@ -406,9 +406,9 @@ def test_a_model_on_this_machine_is_asked_and_estimated(tmp_path, model_folder, 
     of_parts = MergeConfig(
         sweeps=[sweep_model(SweepConfig(**common, out=tmp_path / "p1", shard="1/2")), parts[1]], out="m"
     )
-    with pytest.raises(PosgapError, match="not parts of one sweep; label, prompt_digest"):
+    with pytest.raises(PosgapError, match="; label, prompt_digest"):
         merge(of_parts)
-    with pytest.raises(PosgapError, match="not of the model alone; give `advantageous`"):
+    with pytest.raises(PosgapError, match=f"^{whole}: .* mitigation permutation .*`advantageous`"):
         advantageous_placements(TeacherConfig(**common, sweep=whole, out=tmp_path / "t"), 1)
 
 
@@ -422,7 +422,7 @@ def test_an_interrupted_sweep_asks_all_orders_of_what_failed_again_and_nothing_e
         base_url=endpoint.url, mitigation="permutation", mitigation_settings={"orders": 6},
         positions=["1", "2"], max_unanswered=0,
     )  # fmt: skip
-    with pytest.raises(PosgapError, match="no figures"):
+    with pytest.raises(PosgapError, match=" of 6 prompts "):
         sweep_model(config)
     endpoint.failing = ""
     endpoint.seen.clear()
@@ -441,15 +441,15 @@ def test_a_sweep_without_a_mitigation_is_what_it_was_before_there_were_any():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"mitigation": "lpes"}, "unknown mitigation 'lpes'"),
-        ({"mitigation": "permutation", "mitigation_settings": '{"k": 5}'}, "of permutation: field `k`"),
-        ({"mitigation": "permutation", "mitigation_settings": {"orders": 0}}, "of permutation: field `orders`"),
-        ({"mitigation_settings": {"orders": 2}}, "which is not given"),
-        ({"mitigation": "reversed", "lengths": "1k"}, "the gold document leaves its depth"),
+        ({"mitigation": "lpes"}, "`mitigation`: .*'lpes'"),
+        ({"mitigation": "permutation", "mitigation_settings": '{"k": 5}'}, " permutation: .*`k`"),
+        ({"mitigation": "permutation", "mitigation_settings": {"orders": 0}}, " permutation: .*`orders`"),
+        ({"mitigation_settings": {"orders": 2}}, "`mitigation_settings`: .*`mitigation`"),
+        ({"mitigation": "reversed", "lengths": "1k"}, "`mitigation`: .*`lengths`"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_line(given, said):
-    with pytest.raises(PosgapError, match=re.escape(said)) as refused:
+    with pytest.raises(Malformed, match=said) as refused:
         parse_as(SweepConfig, {"examples": "e", "model": "m", "out": "o"} | given, "sweep")
     assert "\n" not in str(refused.value)
 
@@ -461,11 +461,9 @@ def test_a_mitigated_candidate_is_no_model_that_could_be_registered(tmp_path):
     file = candidate / "sweep.json"
     write_json(file, read_json(file) | {"mitigation": {"name": "permutation", "settings": {"orders": 5}}})
     config = {"candidate": candidate, "base": base, "out": tmp_path / "gate"}
-    with pytest.raises(
-        PosgapError, match=r"by the mitigation permutation \(orders 5\).*acme would be registered as the"
-    ):
+    with pytest.raises(PosgapError, match=r" permutation \(orders 5\).* acme "):
         admit(GateConfig(**config, name="acme"))
     assert posgap.gate(candidate, base).rules, "it can be judged all the same"
     judged = admit(GateConfig(**config))
-    with pytest.raises(PosgapError, match="the registry serves the model alone: sweep without one"):
+    with pytest.raises(PosgapError, match=r" permutation \(orders 5\)"):
         promote(PromoteConfig(model="m", sweep=candidate, gate=judged, name="acme", out=tmp_path / "promotion"))

@@ -77,7 +77,7 @@ def test_ntk_is_not_put_on_top_of_itself(tokenizer, tmp_path):
     model = families.build_family("llama")
     plain = model.config.to_dict()
     twice = NTK.write_config(plain, Factor(factor=2.0))
-    with pytest.raises(PosgapError, match=r"config.json: ntk: its base is a larger one already, by a factor of 2;"):
+    with pytest.raises(PosgapError, match=r"config.json: ntk: .* 2;"):
         NTK.write_config(twice, Factor(factor=2.0))
     for factor in (4.0, 2.0):
         apply_mitigation(model, "ntk", {"factor": factor})
@@ -85,7 +85,7 @@ def test_ntk_is_not_put_on_top_of_itself(tokenizer, tmp_path):
     loaded = load_model(str(tmp_path / "model"), "float32")
     before = logits(loaded)
     assert torch.equal(before, logits(model))
-    with pytest.raises(PosgapError, match="ntk: its base is a larger one already, by a factor of 2;"):
+    with pytest.raises(PosgapError, match=": ntk: .* 2;"):
         apply_mitigation(loaded, "ntk", {"factor": 2.0})
     apply_mitigation(loaded, "ntk", {"factor": 1.0})
     assert torch.equal(logits(loaded), before)
@@ -169,7 +169,7 @@ def test_models_without_rotary_positions_are_refused(name, family):
     made, settings = families.ROWS[family]
     model = families.build_family(made, **settings)
     before, kept = logits(model), model.config.to_dict()
-    with pytest.raises(PosgapError, match=rf"{name}: its attention does not follow|{name}: it has no rotary"):
+    with pytest.raises(PosgapError, match=f"{name}: .* rotary "):
         apply_mitigation(model, name, {"factor": 2.0})
     assert torch.equal(logits(model), before) and model.config.to_dict() == kept
 
@@ -178,7 +178,7 @@ def test_a_scaled_rope_is_not_scaled_again_but_its_base_can_be():
     model = families.build_family("llama", rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0})
     before = logits(model)
     for name in ("linear", "yarn"):
-        with pytest.raises(PosgapError, match=r"scaled already \(linear\)"):
+        with pytest.raises(PosgapError, match=rf"{name}: .*\(linear\)"):
             apply_mitigation(model, name, {"factor": 2.0})
         assert torch.equal(logits(model), before)
     own = model.model.rotary_emb.inv_freq.clone()

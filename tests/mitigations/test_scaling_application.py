@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import posgap
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadModel
 from posgap.foundation.files import read_json, write_json
 from posgap.mitigations.in_force import load_model, scale_model
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
@@ -189,27 +189,27 @@ def test_a_saved_model_loads_scaled_and_by_no_other_loader(tmp_path, ids, tokeni
 @pytest.mark.parametrize(
     ("factors", "complaint"),
     [
-        ([1.0], "1 RoPE factors for a model of 3 layers; give one per layer"),
-        ([1.0, 0.0, 1.0], "the RoPE factor of layer 1 is 0.0; it must be a positive number"),
-        ([1.0, 1.0, float("nan")], "the RoPE factor of layer 2 is nan"),
-        ([1.0, "2", 1.0], "the RoPE factor of layer 1 is '2'"),
+        ([1.0], "1 RoPE factors .* 3 layers"),
+        ([1.0, 0.0, 1.0], "layer 1 .* 0.0;"),
+        ([1.0, 1.0, float("nan")], "layer 2 .* nan;"),
+        ([1.0, "2", 1.0], "layer 1 .* '2';"),
     ],
 )
 def test_factors_that_do_not_fit_are_refused(factors, complaint):
-    with pytest.raises(PosgapError, match=complaint):
+    with pytest.raises(BadModel, match=complaint):
         scale_model(tiny(), factors)
 
 
 def test_dynamic_rope_takes_no_factor_below_one():
     model = tiny(rope_parameters={"rope_theta": 10000.0, **ROPE_SCALINGS["dynamic"]})
-    with pytest.raises(PosgapError, match="a factor of 0.5 is below 1"):
+    with pytest.raises(BadModel, match=" 0.5 .* 1, "):
         scale_model(model, [1.0, 0.5, 1.0])
 
 
 def test_a_model_without_rope_is_refused():
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIG_MAPPING["gpt2"](n_layer=2, n_head=2, n_embd=16, vocab_size=60))
-    with pytest.raises(PosgapError, match="no rotary position embedding to scale; layer-wise scaling needs"):
+    with pytest.raises(BadModel, match="no rotary position embedding"):
         scale_model(model, [1.0, 1.0])
 
 
@@ -225,7 +225,7 @@ def test_vllm_serves_no_model_whose_mitigations_it_cannot_do():
     loaded: list[str] = []
     load = vllm_plugin._wrap_loader(lambda self, vllm_config, model_config: loaded.append("loaded"))
     config = SimpleNamespace(posgap_mitigations=[{"name": "ms-poe", "settings": {}}])
-    with pytest.raises(ValueError, match="posgap_mitigations has ms-poe, which vLLM cannot do"):
+    with pytest.raises(ValueError, match="posgap_mitigations .* ms-poe, "):
         load(None, None, SimpleNamespace(hf_config=config))
     assert not loaded
     load(None, None, SimpleNamespace(hf_config=SimpleNamespace()))
@@ -319,19 +319,19 @@ def test_a_search_sets_factors_of_a_model_of_transformers_within_vllm(ids):
 @pytest.mark.parametrize(
     ("family", "more", "factors", "reason"),
     [
-        ("olmo2", {}, FACTORS[:2], "has 2 factors, and the model has 3 layers"),
-        ("olmo2", {}, [[1.0, 1.0, 1.2, 1.2]] * 3, "has factors for each head; vLLM serves one for each layer"),
-        ("gpt2", {}, FACTORS, "no rotary position embedding to scale"),
-        ("codegen", {"rotary_dim": 4}, FACTORS, "each attention makes its own tables"),
+        ("olmo2", {}, FACTORS[:2], " 2 factors, .* 3 layers"),
+        ("olmo2", {}, [[1.0, 1.0, 1.2, 1.2]] * 3, " each head"),
+        ("gpt2", {}, FACTORS, "no rotary position embedding"),
+        ("codegen", {"rotary_dim": 4}, FACTORS, "own tables"),
         (
             "llama",
             {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
             FACTORS,
-            "its RoPE follows the longest prompt of a batch, and vLLM batches prompts of all lengths",
+            " batch",
         ),
     ],
 )
 def test_a_model_of_transformers_that_vllm_cannot_scale_is_not_served(family, more, factors, reason):
-    with pytest.raises(ValueError, match="posgap: .*") as refused:
+    with pytest.raises(ValueError, match=f"posgap: .*{reason}") as refused:
         vllm_plugin.scale_served_model(ByTransformers(tiny(family, **more)), factors)
-    assert reason in str(refused.value) and "\n" not in str(refused.value)
+    assert "\n" not in str(refused.value)

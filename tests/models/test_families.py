@@ -16,7 +16,7 @@ import families
 
 from posgap.distillation.export import Origin, TrainedModel, export
 from posgap.distillation.lora import add_adapters
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadModel, PosgapError
 from posgap.foundation.files import read_object
 from posgap.mitigations.in_force import apply_mitigation, load_model, remove_mitigation, scale_model
 from posgap.mitigations.state import in_force
@@ -55,9 +55,9 @@ def test_a_family_is_as_the_table_says(name):
 @pytest.mark.parametrize(
     ("name", "settings", "complaint"),
     [
-        ("bert", {}, "reads both ways"),
-        ("xlnet", {}, "reads both ways"),
-        ("gemma3_text", {"use_bidirectional_attention": True}, "reads both ways"),
+        ("bert", {}, "encoder"),
+        ("xlnet", {}, "encoder"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "encoder"),
         ("bert", {"is_decoder": True}, ""),
         ("bloom", {}, ""),
         ("gemma3_text", {}, ""),
@@ -68,7 +68,7 @@ def test_a_model_that_reads_both_ways_is_refused_when_it_is_loaded(name, setting
     if not complaint:
         assert load_model(str(tmp_path / "model")) is not None
         return
-    with pytest.raises(PosgapError, match=complaint) as refused:
+    with pytest.raises(BadModel, match=complaint) as refused:
         load_model(str(tmp_path / "model"))
     assert "\n" not in str(refused.value)
 
@@ -76,13 +76,13 @@ def test_a_model_that_reads_both_ways_is_refused_when_it_is_loaded(name, setting
 @pytest.mark.parametrize(
     ("family", "said"),
     [
-        ("qwen2_5_vl", "reads images too, and is of a family, qwen2_5_vl, that"),
-        ("t5", "model: is of a family, t5, that"),
+        ("qwen2_5_vl", ".* images .* qwen2_5_vl, "),
+        ("t5", "(?!.* images).* t5, "),
     ],
 )
 def test_a_family_without_a_causal_language_model_is_refused_in_a_line_that_says_so(family, said, tmp_path):
     CONFIG_MAPPING[family]().save_pretrained(tmp_path / "model")
-    with pytest.raises(PosgapError, match=f"{said} transformers does not load as a causal language model") as refused:
+    with pytest.raises(BadModel, match=f"^{tmp_path / 'model'}: {said}") as refused:
         load_model(str(tmp_path / "model"))
     assert "\n" not in str(refused.value)
 
@@ -127,7 +127,7 @@ def test_a_trained_model_of_a_family_has_its_tensors_when_it_is_written(family, 
         if rank:
             add_adapters(model, rank)
     except PosgapError as error:
-        assert str(error).startswith("lora_rank: peft cannot adapt")
+        assert str(error).startswith("lora_rank: ")
         return
     with torch.no_grad():
         for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):

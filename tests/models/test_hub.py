@@ -13,7 +13,7 @@ from huggingface_hub import constants
 
 from posgap.cli.main import main
 from posgap.data.reading import write_examples
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import NotFound, PosgapError, Unreadable
 from posgap.foundation.files import digest_path
 from posgap.foundation.locations import is_hub_name
 from posgap.mitigations.in_force import load_model
@@ -57,7 +57,7 @@ def test_what_can_only_be_a_path_is_never_taken_for_a_name(tmp_path, monkeypatch
     (tmp_path / "run").mkdir()
     for text in PATHS:
         assert not is_hub_name(text)
-    with pytest.raises(PosgapError, match="^run/scaled: no such folder, and no name of a model on the hub$"):
+    with pytest.raises(NotFound, match="^run/scaled: "):
         source("run/scaled")
     for text in ("gpt2", "someone/tiny", "someone/tiny.v1", "someone/tiny@v1", "Qwen/Qwen2.5-7B-Instruct@refs/pr/1"):
         assert source(text) == ByName(text)
@@ -70,7 +70,7 @@ def test_a_server_elsewhere_may_call_its_models_as_it_likes(tmp_path):
     asked = {"examples": tmp_path / "examples.jsonl", "model": "accounts/a/models/b", "out": tmp_path / "out"}
     there = sources(SweepConfig(**asked, backend="openai", base_url="http://127.0.0.1:9/v1"))
     assert there["model"] == ByName("accounts/a/models/b")
-    with pytest.raises(PosgapError, match="^model: accounts/a/models/b: no such folder"):
+    with pytest.raises(PosgapError, match="^model: accounts/a/models/b: "):
         sources(SweepConfig(**asked))
 
 
@@ -78,7 +78,7 @@ def test_a_server_elsewhere_may_call_its_models_as_it_likes(tmp_path):
 def test_what_has_no_end_is_refused_as_an_input(place, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for location in (str(tmp_path / place), tmp_path / place):
-        with pytest.raises(PosgapError, match="is neither a file nor a folder"):
+        with pytest.raises(Unreadable, match=f"^{location}: "):
             source(location)
 
 
@@ -96,7 +96,7 @@ def test_a_mistyped_path_asks_the_hub_nothing(hub, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main([*map(str, words)])
     assert ended.value.code == 2
-    assert "error: model: run/none/scaled: no such folder, and no name of a model" in capsys.readouterr().err
+    assert "error: model: run/none/scaled: " in capsys.readouterr().err
     assert hub.asked == []
 
 
@@ -118,32 +118,29 @@ def test_all_of_a_model_comes_from_one_commit_of_the_hub_which_is_asked_for_it_o
 
 def test_a_name_takes_a_revision(hub):
     assert commit_on_hub(f"{NAME}@{TAG}") == commit_on_hub(f"{NAME}@{COMMIT}") == COMMIT
-    with pytest.raises(PosgapError, match=rf"^{NAME}@v2: no such folder, nor a model on the hub: 404 Client Error"):
+    with pytest.raises(NotFound, match=rf"^{NAME}@v2: .*: 404 "):
         load_config(f"{NAME}@v2")
 
 
 def test_offline_the_hub_is_asked_nothing_and_a_line_says_what_is_missing(hub, monkeypatch):
-    complaint = (
-        f"^{NAME}(@{TAG})?: no such folder, nor a model on the hub: HF_HUB_OFFLINE is set, and the cache .* does"
-    )
+    complaint = f"^{NAME}(@{TAG})?: .*: HF_HUB_OFFLINE "
     with monkeypatch.context() as patch:
         patch.setattr(constants, "HF_HUB_OFFLINE", True)
-        with pytest.raises(PosgapError, match=complaint):
+        with pytest.raises(NotFound, match=complaint):
             load_tokenizer(NAME)
     assert asked_again(hub) == []
     load_tokenizer(NAME)
     assert asked_again(hub)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     load_tokenizer(NAME)
-    with pytest.raises(PosgapError, match=complaint):
+    with pytest.raises(NotFound, match=complaint):
         load_tokenizer(f"{NAME}@{TAG}")
     assert asked_again(hub) == []
 
 
 def test_without_a_network_the_line_does_not_say_that_the_hub_lacks_the_model(hub, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
-    complaint = rf"^{NAME}: no such folder, and the hub cannot be asked for it \(ConnectError: .*\); without a network"
-    with pytest.raises(PosgapError, match=complaint):
+    with pytest.raises(NotFound, match=rf"^{NAME}: .*\(ConnectError: .*\);"):
         load_tokenizer(NAME)
 
 
@@ -151,7 +148,7 @@ def test_a_hub_that_hangs_is_waited_for_briefly(hub, monkeypatch):
     monkeypatch.setattr(loading, "HUB_SECONDS", 0.5)
     hub.hangs = True
     began = time.monotonic()
-    with pytest.raises(PosgapError, match=f"^{NAME}: no such folder, nor a model on the hub"):
+    with pytest.raises(NotFound, match=f"^{NAME}: "):
         load_tokenizer(NAME)
     assert time.monotonic() - began < 15
     hub.hangs = False

@@ -13,7 +13,7 @@ from transformers import Gemma2Config, LlamaConfig
 
 from posgap.cli.main import main
 from posgap.demo import tiny_model
-from posgap.foundation.errors import BadModel, PosgapError
+from posgap.foundation.errors import BadModel, BadOutput, PosgapError
 from posgap.foundation.files import read_json, write_json
 from posgap.mitigations.in_force import load_model
 from posgap.models.loading import _require_packed, load_config, load_tokenizer, require_finite_files, save_model
@@ -37,17 +37,17 @@ def change(folder: Path, weights: dict[str, torch.Tensor | None]) -> None:
 @pytest.mark.parametrize(
     ("weights", "complaint"),
     [
-        ({NORM: None}, f"weights are missing: {NORM}; get the whole model"),
-        ({NORM: None, "model.norm.weight": None}, f"weights are missing: {NORM} and 1 more"),
-        ({"model.layers.7.x": torch.ones(2)}, "weights are not the model's: model.layers.7.x"),
-        ({NORM: torch.ones(3)}, f"weights have another shape: {NORM}"),
-        ({NORM: torch.full((64,), math.nan)}, f"weights are NaN or infinite: {NORM}"),
-        ({NORM: torch.full((64,), -math.inf)}, f"weights are NaN or infinite: {NORM}"),
+        ({NORM: None}, f"missing: {NORM}; "),
+        ({NORM: None, "model.norm.weight": None}, f"missing: {NORM} and 1 "),
+        ({"model.layers.7.x": torch.ones(2)}, ": model.layers.7.x; "),
+        ({NORM: torch.ones(3)}, f"shape: {NORM}; "),
+        ({NORM: torch.full((64,), math.nan)}, f"NaN .*: {NORM}; "),
+        ({NORM: torch.full((64,), -math.inf)}, f"NaN .*: {NORM}; "),
     ],
 )
 def test_weights_that_are_not_whole_are_refused(copy, capfd, weights, complaint):
     change(copy, weights)
-    with pytest.raises(PosgapError, match=f"^{copy}: {complaint}"):
+    with pytest.raises(BadModel, match=f"^{copy}: .*{complaint}"):
         load_model(str(copy))
     assert "MISSING" not in capfd.readouterr().err
 
@@ -57,7 +57,7 @@ def test_one_weight_that_is_no_number_is_seen(copy):
     embeddings[3, 5] = math.nan
     change(copy, {"model.embed_tokens.weight": embeddings})
     for check in (lambda: load_model(str(copy)), lambda: require_finite_files(copy)):
-        with pytest.raises(PosgapError, match=r"NaN or infinite: model.embed_tokens.weight"):
+        with pytest.raises(BadModel, match=r"NaN .*: model.embed_tokens.weight"):
             check()
 
 
@@ -68,7 +68,7 @@ def test_weights_that_bitsandbytes_would_first_pack_are_refused_on_a_processor()
     for each in (model, packed):
         each.quantization_method = "bitsandbytes"
     _require_packed("m", packed)
-    with pytest.raises(PosgapError, match=r"^m: config.json asks for bitsandbytes, which quantizes .* on a GPU alone"):
+    with pytest.raises(BadModel, match=r"^m: config.json .* bitsandbytes"):
         _require_packed("m", model)
 
 
@@ -92,7 +92,7 @@ def test_a_config_or_tokenizer_that_is_none_is_refused(copy, name, load, content
 def test_an_adapter_is_refused_with_what_merges_it(copy):
     write_json(copy / "adapter_config.json", {"base_model_name_or_path": "base"})
     for load in (load_model, load_config, load_tokenizer):
-        with pytest.raises(PosgapError, match=r"is an adapter, .*from_pretrained\(FOLDER\).merge_and_unload\(\)"):
+        with pytest.raises(BadModel, match=r"from_pretrained\(FOLDER\).merge_and_unload\(\)"):
             load(str(copy))
 
 
@@ -103,7 +103,7 @@ def test_a_config_that_names_rope_twice_is_refused(copy):
     write_json(file, whole)
     assert load_config(str(copy)).rope_parameters["rope_theta"] == 1e5
     write_json(file, whole | {"rope_scaling": {"type": "yarn", "factor": 4.0}})
-    with pytest.raises(PosgapError, match="rope_scaling stands beside rope_parameters, whose rope_theta of 100000"):
+    with pytest.raises(BadModel, match=f"^{file}: rope_scaling .* rope_parameters, .* 100000 "):
         load_config(str(copy))
 
 
@@ -129,7 +129,7 @@ def test_weights_that_the_digest_does_not_cover_are_not_read(copy, tmp_path, pla
         target.parent.mkdir(exist_ok=True)
         shutil.move(copy / "model.safetensors", target)
     write_json(copy / "model.safetensors.index.json", {"metadata": {}, "weight_map": dict.fromkeys(weights, named)})
-    with pytest.raises(PosgapError, match="reads weights from .*, which the model's digest does not cover: shards are"):
+    with pytest.raises(BadModel, match=f"^{copy}: .* {named!r}, .* digest "):
         load_model(str(copy))
 
 
@@ -138,19 +138,19 @@ def test_a_tokenizer_whose_replacements_never_end_is_refused(copy):
     told = read_json(copy / "tokenizer.json")
     sequence = {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [doubles] * 30}] * 2}
     write_json(copy / "tokenizer.json", told | {"normalizer": sequence})
-    with pytest.raises(PosgapError, match="tokenizer.json: its replacements make a text up to 1e.18 times as long"):
+    with pytest.raises(BadModel, match="tokenizer.json: .* 1e.18 "):
         load_tokenizer(str(copy))
 
 
 def test_a_linked_folder_and_a_file_that_the_config_names_are_refused(copy, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (copy / "additional_chat_templates").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(PosgapError, match="additional_chat_templates: is a link to a folder"):
+    with pytest.raises(BadModel, match="additional_chat_templates: "):
         load_tokenizer(str(copy))
     (copy / "additional_chat_templates").unlink()
     shutil.copy(copy / "model.safetensors", copy / ".w.safetensors")
     write_json(copy / "config.json", read_json(copy / "config.json") | {"transformers_weights": ".w.safetensors"})
-    with pytest.raises(PosgapError, match="reads weights from '.w.safetensors'"):
+    with pytest.raises(BadModel, match=f"^{copy}: .* '.w.safetensors', "):
         load_model(str(copy))
 
 
@@ -161,14 +161,14 @@ def test_a_stage_measures_no_model_that_is_not_whole(copy, tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["rollout", "measure", *map(str, words)])
     assert stopped.value.code == 2
-    assert f"posgap: error: {copy}: weights are missing: {NORM}" in capsys.readouterr().err
+    assert f": {NORM}; " in (said := capsys.readouterr().err) and f"posgap: error: {copy}: " in said
     assert not (tmp_path / "out").exists()
 
 
 def test_a_generation_config_that_transformers_refuses_is_told_in_a_line(tokenizer, tmp_path):
     model = tiny_model.untrained(0)
     model.generation_config.top_k = 7  # without sampling
-    with pytest.raises(PosgapError, match="could not be written: .*top_k") as refused:
+    with pytest.raises(BadOutput, match="top_k") as refused:
         save_model(model, tokenizer, tmp_path / "model")
     assert "\n" not in str(refused.value)
 

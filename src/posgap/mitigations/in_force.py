@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption, PosgapError
 from posgap.foundation.files import parse_as
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.mitigations.state import had_any, in_force, put_on_top, take_off
@@ -124,5 +124,5 @@ def model_mitigation(name: str) -> "ModelMitigation":
     """Returns the mitigation of that name. Raises `PosgapError` if it changes prompts, not models."""
     mitigation = MITIGATIONS[name]
     if not mitigation.of_model:
-        raise PosgapError(f"{name}: changes prompts, not models; sweep with --mitigation {name}")
+        raise BadOption(f"{name}: changes prompts, not models; sweep with --mitigation {name}")
     return cast("ModelMitigation", mitigation)

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from posgap.data.reading import read_examples, write_examples
 from posgap.distillation.methods import method_of
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption, PosgapError
 from posgap.foundation.files import read_json, work_folder, write_json
 from posgap.measurement.comparison import compare_sweeps
 from posgap.measurement.evidence import Evidence
@@ -97,7 +97,7 @@ def test_examples_are_split_by_what_they_are(tmp_path):
     # Of two with the same content the first stays.
     assert split([*examples, *renamed]) == parts
     assert list(map(len, split(examples[:4]))) == [2, 2]
-    with pytest.raises(PosgapError, match="3 different examples: 1 to choose settings by and 2 to measure on"):
+    with pytest.raises(PosgapError, match="^3 .*: 1 .* 2 "):
         split([*examples[:3], *renamed[-3:]])
 
 
@@ -331,7 +331,7 @@ def test_a_found_mitigation_is_applied_and_the_examples_that_chose_it_are_refuse
         assert in_force(load_model(str(applied), "float32"))[name].model_dump(mode="json") == found.settings
         assert "refuses the model. Install posgap" in (applied / "README.md").read_text()
         asked = {"model": str(applied), "n_docs": 4, "max_new_tokens": 1, "positions": config.positions}
-        with pytest.raises(PosgapError, match="were chosen by 6 of these examples"):
+        with pytest.raises(PosgapError, match=f"^{applied}: .* {name} .* 6 "):
             sweep_model(SweepConfig(examples=config.examples, out=tmp_path / "refused", **asked))
         swept = sweep_model(SweepConfig(examples=out / "held_out.jsonl", out=tmp_path / f"{name}-swept", **asked))
         assert responses(swept) == responses(out / "sweeps" / name)
@@ -348,10 +348,10 @@ def test_a_mitigation_of_given_settings_is_applied_to_the_model_it_suits(config,
     apply(ApplyConfig(**given | on_top, mitigation_settings={"factors": [1.5, 2.0]}))
     shutil.rmtree(trained)  # where the model goes, what it was made of is not at hand
     assert (method_of(tmp_path / "applied"), method_of(tmp_path / "on-top")) == ("mitigate", "r1 then mitigate")
-    for wrong, said in (({"factors": [1.5]}, "layers"), ({"fators": [1]}, "`factors` is missing")):
+    for wrong, said in (({"factors": [1.5]}, " 2 layers"), ({"fators": [1]}, "`factors`")):
         with pytest.raises(PosgapError, match=said):
             apply(ApplyConfig(**given | {"out": tmp_path / "wrong"}, mitigation_settings=wrong))
-    with pytest.raises(PosgapError, match="changes prompts, not models"):
+    with pytest.raises(BadOption, match="^reversed: .*--mitigation reversed"):
         apply(ApplyConfig(**given | {"mitigation": "reversed", "out": tmp_path / "wrong"}))
 
 
@@ -368,7 +368,7 @@ def test_a_folder_is_closed_to_loaders_that_do_not_know_what_it_has(config, tmp_
 
 def test_examples_of_the_evaluation_are_refused(config, tmp_path):
     write_examples(tmp_path / "evaluation.jsonl", [kv_example(11)])
-    with pytest.raises(PosgapError, match="shares 1 example with the evaluation"):
+    with pytest.raises(PosgapError, match=" 1 example "):
         mitigate(config.model_copy(update={"exclude": tmp_path / "evaluation.jsonl"}))
 
 
@@ -418,5 +418,5 @@ def test_a_budget_is_a_time(text, seconds):
 
 @pytest.mark.parametrize("text", ["30", "0m", "m", "-3m", "3d"])
 def test_what_is_no_time_is_no_budget(config, text):
-    with pytest.raises(ValueError, match="must be a time like 90s, 30m or 2h"):
+    with pytest.raises(ValueError, match="\nbudget\n"):
         MitigateConfig(**json.loads(config.model_dump_json()) | {"budget": text})

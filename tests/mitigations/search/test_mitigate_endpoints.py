@@ -10,6 +10,7 @@ from examples import kv_example
 from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.generation import openai
+from posgap.generation.served import EndpointChanged
 from posgap.measurement.predictions import read_predictions
 from posgap.measurement.sweeps import read_sweep
 from posgap.mitigations.search.report import read_mitigate
@@ -96,7 +97,7 @@ def test_an_endpoint_that_fails_ends_it_and_what_was_tried_is_not_asked_again(co
     alone = config.model_copy(update={"methods": ["reversed"]})
     asked, half = [], 24 * 3
     endpoint.broken = lambda text: asked.append(text) or len(asked) == half + 3  # once, as `reversed` is tried
-    with pytest.raises(PosgapError, match="m: reversed: 1 of 24 questions at a placement are not.*--max-unanswered"):
+    with pytest.raises(PosgapError, match="m: reversed: 1 of 24 .*--max-unanswered"):
         mitigate(alone)
     assert len(asked) == 2 * half
     assert [each.name for each in read_mitigate(mitigate(alone)).measured_outcomes] == ["reversed"]
@@ -106,13 +107,13 @@ def test_an_endpoint_that_fails_ends_it_and_what_was_tried_is_not_asked_again(co
 def test_an_endpoint_that_becomes_another_is_not_compared_with_what_it_was(config, endpoint):
     alone, seen = config.model_copy(update={"methods": ["reversed"]}), []
     endpoint.broken = lambda text: seen.append(text) or setattr(endpoint, "model", f"m-{1 + (len(seen) > 140)}")
-    with pytest.raises(PosgapError, match="its model was m-1, and is m-2 now.*--identity any"):
+    with pytest.raises(EndpointChanged, match=" m-1, .* m-2 .*--identity any"):
         mitigate(alone)
     endpoint.broken = lambda text: False
-    with pytest.raises(PosgapError, match="its model was m-1, and is m-2 now"):
+    with pytest.raises(EndpointChanged, match=" m-1, .* m-2 "):
         mitigate(alone)
 
 
 def test_where_no_mitigation_is_for_an_endpoint_that_is_said(config, endpoint):
-    with pytest.raises(PosgapError, match="can have none of the mitigations: lpes: changes the model itself, and back"):
+    with pytest.raises(PosgapError, match="^m: .*: lpes: "):
         mitigate(config.model_copy(update={"methods": ["lpes"]}))

@@ -99,7 +99,6 @@ def test_what_has_relevant_documents_alone_is_refused_before_anything_is_asked(c
     passages = [{"text": text, "label": text != "e"} for text in "abcde"]
     rows = [{"question": f"{i}?", "answers": ["a"], "passages": passages} for i in range(64)]
     write_jsonl(config.examples, rows)
-    why = "in 64 of 64 examples all 4 documents of a prompt are relevant"
-    with served(Endpoint(answers_none)) as endpoint, pytest.raises(PosgapError, match=why):
+    with served(Endpoint(answers_none)) as endpoint, pytest.raises(PosgapError, match="64 of 64 .* 4 documents"):
         mitigate(config.model_copy(update={"n_docs": 4, "base_url": endpoint.url}))
     assert not endpoint.seen
