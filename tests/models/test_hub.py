@@ -13,7 +13,7 @@ from huggingface_hub import constants
 
 from posgap.cli.main import main
 from posgap.data.reading import write_examples
-from posgap.foundation.errors import NotFound, PosgapError, Unreadable
+from posgap.foundation.errors import NotFound, Unreadable
 from posgap.foundation.files import digest_path
 from posgap.foundation.locations import is_hub_name
 from posgap.mitigations.in_force import load_model
@@ -70,7 +70,7 @@ def test_a_server_elsewhere_may_call_its_models_as_it_likes(tmp_path):
     asked = {"examples": tmp_path / "examples.jsonl", "model": "accounts/a/models/b", "out": tmp_path / "out"}
     there = sources(SweepConfig(**asked, backend="openai", base_url="http://127.0.0.1:9/v1"))
     assert there["model"] == ByName("accounts/a/models/b")
-    with pytest.raises(PosgapError, match="^model: accounts/a/models/b: "):
+    with pytest.raises(NotFound, match="^model: accounts/a/models/b: "):
         sources(SweepConfig(**asked))
 
 

@@ -13,7 +13,7 @@ from written_sweeps import LAX, N, copy_of, gated, promoted, write_sweep
 from posgap.cli.main import main
 from posgap.foundation.errors import GateRefusal, PosgapError
 from posgap.foundation.files import digest_path, write_json
-from posgap.gating.replay import replay_verdict
+from posgap.gating.replay import OutdatedVerdict, replay_verdict
 from posgap.gating.verdict import judge, markdown, read_verdict
 from posgap.measurement.sweeps import read_sweep
 from posgap.options.merge import MergeConfig
@@ -45,7 +45,7 @@ def test_a_second_run_does_not_replace_a_better_champion(tmp_path, champion, mod
     assert not verdict.passed and "mean against the champion" in verdict.rules[1].meaning
     assert verdict.evidence["champion"].model_digest == read_sweep(champion).model_digest
     assert replay_verdict(refused) == verdict
-    with pytest.raises(PosgapError, match="with no champion, but the champion of tiny is version 1; gate"):
+    with pytest.raises(OutdatedVerdict, match=" no champion, .* tiny is version 1;"):
         promoted(tmp_path, "alone", worse, swept, tmp_path / "gate-alone")
     assert str(client.get_model_version_by_alias("tiny", "champion").version) == "1"
 
@@ -82,7 +82,7 @@ def test_a_verdict_is_stale_when_the_champion_has_changed(tmp_path, base, champi
         swept[name] = write_sweep(tmp_path / f"sweep-{name}", [0.995] * 5, model=copy_of(model_folder, tmp_path / name))
         gated(tmp_path, name, swept[name], base, name="tiny")
     promoted(tmp_path, "second", tmp_path / "second", swept["second"], tmp_path / "gate-second")
-    with pytest.raises(PosgapError, match="with another champion, m, but the champion of tiny is version 2"):
+    with pytest.raises(OutdatedVerdict, match=" m, .* tiny is version 2;"):
         promoted(tmp_path, "third", tmp_path / "third", swept["third"], tmp_path / "gate-third")
     judged = {"gate": tmp_path / "gate-third", "gate_again": tmp_path / "again"}
     options = judged | {"model": str(tmp_path / "third"), "sweep": swept["third"], "name": "tiny"}
@@ -124,7 +124,7 @@ def test_who_promotes_at_the_same_time_is_noticed(tmp_path, base, champion, mode
         return upload(*arguments)
 
     monkeypatch.setattr(promotion, "_log_model", while_another_is_faster)
-    with pytest.raises(PosgapError, match="with another champion, m, but the champion of tiny is version 2"):
+    with pytest.raises(OutdatedVerdict, match=" m, .* tiny is version 2;"):
         promoted(tmp_path, "slow", model, swept, folder)
     assert str(client.get_model_version_by_alias("tiny", "champion").version) == "2"
 
@@ -179,14 +179,14 @@ def test_parts_that_were_merged_say_where_their_examples_are(tmp_path, real, rea
 def test_examples_that_are_gone_are_asked_for(tmp_path, real, real_champion):
     _, candidate = real("candidate", 1, "new")
     shutil.move(tmp_path / "new.jsonl", tmp_path / "moved.jsonl")
-    with pytest.raises(PosgapError, match="new.jsonl: no such file"):
+    with pytest.raises(PosgapError, match="new.jsonl: "):
         gated(tmp_path, "1", candidate, candidate, name="tiny", **LAX)
     (candidate / "manifest.json").unlink()
-    with pytest.raises(PosgapError, match="does not name their file; give it with --examples"):
+    with pytest.raises(PosgapError, match="--examples"):
         gated(tmp_path, "1", candidate, candidate, name="tiny", **LAX)
     examples = tmp_path / "moved.jsonl"
     assert read_verdict(gated(tmp_path, "1", candidate, candidate, name="tiny", examples=examples, **LAX)).passed
-    with pytest.raises(PosgapError, match="old.jsonl: not the examples of .*, of which 0 of 4 are there"):
+    with pytest.raises(PosgapError, match="old.jsonl: .* 0 of 4 "):
         gated(tmp_path, "2", candidate, candidate, name="tiny", examples=tmp_path / "old.jsonl", **LAX)
 
 
@@ -195,7 +195,7 @@ def test_a_champion_cannot_be_swept_at_the_candidate_s_endpoint(tmp_path, real, 
     _, candidate = real("candidate", 1, "new")
     asked = json.loads((candidate / "sweep.json").read_text())
     write_json(candidate / "sweep.json", asked | {"settings": asked["settings"] | {"backend": "openai"}})
-    with pytest.raises(PosgapError, match="the candidate was swept at an endpoint, the champion was not"):
+    with pytest.raises(PosgapError, match="^tiny version 1: .*--champion"):
         gated(tmp_path, "1", candidate, candidate, name="tiny", **LAX)
 
 
@@ -274,9 +274,7 @@ def test_the_best_champion_so_far_is_left_out_only_where_a_policy_says_so(tmp_pa
     # A gate that was given the champion's sweep by hand has not compared with the best one.
     by_hand = gated(tmp_path, "by-hand", swept, base, champion=tmp_path / "sweep-1", mean_tolerance=3.0, name="tiny")
     assert read_verdict(by_hand).passed
-    with pytest.raises(
-        PosgapError, match="does not compare the model with the best champion so far, tiny version 1; gate"
-    ):
+    with pytest.raises(OutdatedVerdict, match=" tiny version 1;"):
         promoted(tmp_path, "by-hand", model, swept, by_hand)
     meant = gated(tmp_path, "meant", swept, base, mean_tolerance=3.0, name="tiny", allow=["anchor"])
     verdict = read_verdict(meant)
@@ -309,7 +307,7 @@ def test_the_name_s_own_policy_says_whether_the_best_champion_may_be_left_out(tm
     lax = gated(tmp_path, "lax", swept, base, **by_hand)
     assert read_verdict(lax).passed
     registry.set_policy("tiny", "mean_tolerance: 3")
-    with pytest.raises(PosgapError, match="does not compare the model with the best champion so far, tiny version 1;"):
+    with pytest.raises(OutdatedVerdict, match=" tiny version 1;"):
         promoted(tmp_path, "lax", model, swept, lax)
     registry.set_policy("tiny", "mean_tolerance: 3\nallow: [anchor, trial]")
     promoted(tmp_path, "meant", model, swept, lax)
@@ -337,7 +335,7 @@ def test_a_champion_that_posgap_did_not_register_is_beaten_by_its_own_sweep_alon
         judged = gated(tmp_path, champion.name, swept, base, name="tiny", champion=of_champion)
         assert read_verdict(judged).passed
         if champion is other:
-            with pytest.raises(PosgapError, match=f"is version {number}, which was registered without posgap"):
+            with pytest.raises(OutdatedVerdict, match=f" version {number}, .*mlflow artifacts download"):
                 promoted(tmp_path, "other", new, swept, judged)
         else:
             promoted(tmp_path, "own", new, swept, judged)
@@ -352,7 +350,7 @@ def test_a_copy_under_another_name_was_not_judged_for_that(client, capsys):
     client.set_registered_model_alias("prod", "challenger", "1")
     with pytest.raises(SystemExit) as stopped:
         main(["approve", "prod", "1"])
-    assert stopped.value.code == 2 and "not judged for prod" in capsys.readouterr().err
+    assert stopped.value.code == 2 and " for prod" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["view", "models:/prod"])
     said = capsys.readouterr().out

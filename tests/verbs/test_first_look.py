@@ -151,7 +151,7 @@ def test_prompts_fit_into_the_model_s_context(folder, tokenizer, monkeypatch):
     examples, _ = first_look._choose_examples(config)
     assert (len(examples), len(examples[0].records)) == (20, 10)
     monkeypatch.setattr(first_look, "_open", lambda config: (build(100), None))
-    with pytest.raises(PosgapError, match="exceed the model's context of 100"):
+    with pytest.raises(PosgapError, match=" 100; .*max_new_tokens"):
         first_look._choose_examples(config)
 
 
@@ -233,7 +233,7 @@ def test_a_look_at_nothing_ends_before_the_sweep_and_leaves_nothing(folder, endp
     said = capsys.readouterr().err
     assert "served: no answer to the first prompt: 500" in said and "no GPU" in said
     assert endpoint.seen.total() == 1 and "documents a prompt" not in said
-    assert run("sweep", "./nowhere") == 2 and "./nowhere: no such folder" in capsys.readouterr().err
+    assert run("sweep", "./nowhere") == 2 and "./nowhere: " in capsys.readouterr().err
     assert not list(folder.rglob("*.gz"))
 
 

@@ -69,9 +69,9 @@ def test_prompts_that_were_filled_are_told_by_their_length(results):
 
 
 def test_what_cannot_be_viewed_is_said(results, capsys, tmp_path, caplog):
-    assert "no sweep, check, verdict or mitigation is in it" in fails(capsys, "view", tmp_path / "nothing")
+    assert f"{tmp_path / 'nothing'}: " in fails(capsys, "view", tmp_path / "nothing")
     (results / "a" / "index.html").write_text("<p>mine")
-    assert "is there, and no page of `posgap view`" in fails(capsys, "view", results / "a")
+    assert f"{results / 'a' / 'index.html'}: " in fails(capsys, "view", results / "a")
     write_json(results / "wrong" / "sweep.json", {"task": "kv"})
     for name, place in {"pipe": "", "zero": "/dev/zero"}.items():
         (results / name).mkdir()

@@ -10,7 +10,7 @@ from toy_pipeline import posgap
 from written_sweeps import LAX, write_sweep
 
 from posgap.data.reading import write_examples
-from posgap.foundation.errors import LeftPolicy, PosgapError
+from posgap.foundation.errors import LeftPolicy, Malformed, PosgapError
 from posgap.foundation.files import digest_path, read_json, write_json
 from posgap.gating.demands import Policy
 from posgap.gating.verdict import read_verdict
@@ -91,7 +91,7 @@ def test_a_champion_that_keeps_its_policy_is_tagged_so(tmp_path):
 def test_one_that_has_left_it_fails_and_says_so_and_starts_what_it_is_to(tmp_path, monkeypatch):
     swept(tmp_path)
     registry.set_policy("tiny", HIGH.model_dump_json())
-    with pytest.raises(LeftPolicy, match="tiny version 1 has left its policy: useful ") as left:
+    with pytest.raises(LeftPolicy, match="^tiny version 1 .*: useful ") as left:
         watch(watched(tmp_path))
     assert left.value.exit_code == 3 and not getattr(left.value, "__notes__", [])
     assert "has left its policy" in registry.get_version("tiny", "1").tags["posgap.watched"]
@@ -123,7 +123,7 @@ def test_a_mean_that_fell_since_the_promotion_is_an_alarm(tmp_path, champion, ac
     if not falls:
         assert read_json(watch(watched(tmp_path)) / "watch.json")["outcome"] == "admitted"
         return
-    with pytest.raises(LeftPolicy, match=r"has left its policy: mean [78].* at least 9\d\.\d when it was promoted$"):
+    with pytest.raises(LeftPolicy, match=r": mean [78].* 9\d\.\d "):
         watch(watched(tmp_path))
 
 
@@ -132,7 +132,7 @@ def test_a_folder_that_says_nothing_of_a_champion_is_refused_in_a_line(tmp_path)
     with pytest.raises(PosgapError, match=r"champion\.json"):
         watch(watched(tmp_path))
     write_json(tmp_path / "champion" / "champion.json", {"name": "tiny"})
-    with pytest.raises(PosgapError, match=r"champion\.json: field `version` is missing"):
+    with pytest.raises(Malformed, match=r"champion\.json: field `version`"):
         watch(watched(tmp_path))
 
 

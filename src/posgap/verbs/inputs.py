@@ -21,9 +21,9 @@ R = TypeVar("R")
 
 def sources(config: Config) -> dict[str, Source]:
     """The sources of the config's inputs by field; `field.1`, `field.2` if a field has several. `PosgapError` names all
-    that are missing."""
+    that are missing, and is of the first one's kind."""
     by_field: dict[str, Source] = {}
-    missing: list[str] = []
+    missing: dict[str, PosgapError] = {}
     out = getattr(config, "out", None)
     for name, field in type(config).model_fields.items():
         value = getattr(config, name)
@@ -40,17 +40,21 @@ def sources(config: Config) -> dict[str, Source]:
             try:
                 by_field[key] = source(location, is_served)
             except PosgapError as error:
-                missing.append(f"{key}: {error}")
+                missing[key] = error
                 if is_uri(location) or is_address(location):  # a server that does not answer is waited for once
-                    raise PosgapError("; ".join(missing)) from None
+                    raise _joined(missing) from None
     for key, place in config.further_inputs().items():
         try:
             by_field[key] = source(as_location(place))
         except PosgapError as error:
-            missing.append(f"{key}: {error}")
+            missing[key] = error
     if missing:
-        raise PosgapError("; ".join(missing))
+        raise _joined(missing)
     return by_field
+
+
+def _joined(missing: dict[str, PosgapError]) -> PosgapError:
+    return type(next(iter(missing.values())))("; ".join(f"{key}: {error}" for key, error in missing.items()))
 
 
 def on_this_machine(config: C, input_sources: dict[str, Source]) -> C:

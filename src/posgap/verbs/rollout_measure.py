@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption, PosgapError
 from posgap.foundation.files import write_json
 from posgap.foundation.locations import last_name, with_uris
 from posgap.foundation.printing import RESULT
@@ -186,5 +186,5 @@ def _sequences(config: RolloutMeasureConfig, builder: PromptBuilder | None, posi
     if not builder:
         return read_text(config.texts, load_tokenizer(config.model), config.length, config.limit)
     if config.length:
-        raise PosgapError("length: is for plain texts; prompts are measured whole; leave out `length` or `task`")
+        raise BadOption("length: is for plain texts; prompts are measured whole; leave out `length` or `task`")
     return read_prompts(config.texts, builder, config.n_docs, config.limit, positions)
