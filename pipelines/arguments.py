@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from posgap.foundation.errors import PosgapError, suggestion
+from posgap.foundation.errors import BadOption, PosgapError, suggestion
 from posgap.foundation.fields import plain_type
 from posgap.kubeflow.form import flat_settings, settable, unknown
 from posgap.options.pipelines import PipelineArguments
@@ -56,7 +56,7 @@ def _value(name: str, value: Any, parameters: dict[str, dict[str, Any]]) -> Any:
     if name not in parameters:
         known = [*parameters, *(settable() if SETTINGS in parameters else ())]
         hint = suggestion(name, known, f"there are {', '.join(parameters)}")
-        raise PosgapError(f"--param {name}: the pipeline has no such parameter; {hint}")
+        raise BadOption(f"--param {name}: the pipeline has no such parameter; {hint}")
     kind = parameters[name]["parameterType"]
     parse, wording = _KINDS.get(kind, (str, "text"))
     if isinstance(value, str):
@@ -69,7 +69,7 @@ def _value(name: str, value: Any, parameters: dict[str, dict[str, Any]]) -> Any:
         # KFP's form offers nothing else, and newer servers take nothing else.
         names = [str(choice) for choice in offered]
         hint = suggestion(str(value), names, f"choose from {', '.join(names)}")
-        raise PosgapError(f"--param {name}: the pipeline does not offer {value!r}; {hint}")
+        raise BadOption(f"--param {name}: the pipeline does not offer {value!r}; {hint}")
     return value
 
 

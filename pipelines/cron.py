@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption
 
 _FIELD = re.compile(r"(?:[A-Z]{3}(?![A-Z])|[0-9*/,-])+")
 
@@ -24,7 +24,7 @@ def six_fields(text: str) -> str:
     if len(fields) == 5:
         fields = ["0", *fields]
     if len(fields) != 6:
-        raise PosgapError(
+        raise BadOption(
             f"--cron: {text!r} has {len(fields)} fields: write minute hour day month weekday, like '0 3 * * 1', or six "
             "with seconds first"
         )
@@ -34,7 +34,7 @@ def six_fields(text: str) -> str:
             raise CronSimError(f"KFP cannot read {bad[0]!r}")
         sim = CronSim(" ".join(fields), datetime.now(UTC))
     except CronSimError as error:
-        raise PosgapError(f"--cron: {text!r}: {str(error).replace('Bad', 'bad')}") from None
+        raise BadOption(f"--cron: {text!r}: {str(error).replace('Bad', 'bad')}") from None
     sunday = re.search(r"(?<![/0-9])7", fields[5])  # KFP knows Sunday only as 0
     if sunday or re.search(r"(?<!\*)/", fields[5]):
         days = {day % 7 for day in sim.weekdays if isinstance(day, int) and (sunday or day != 7)}
@@ -52,4 +52,4 @@ def zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise PosgapError(f"time zone {name!r} is unknown: write one like Europe/Berlin or UTC") from None
+        raise BadOption(f"time zone {name!r} is unknown: write one like Europe/Berlin or UTC") from None

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 import posgap
 from posgap.data.reading import write_examples
 from posgap.demo import tiny_model
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadModel, BadOption, BadOutput, PosgapError
 from posgap.gating.evidence import FILES
 from posgap.gating.verdict import judge
 from posgap.measurement.predictions import read_predictions
@@ -76,7 +76,7 @@ def test_what_is_saved_is_what_the_stage_writes_and_is_read_back(swept, by_stage
     assert {file.name for file in folder.iterdir()} == names
     again = posgap.load(folder)
     assert (again.figures, again.predictions) == (swept.figures, swept.predictions)
-    with pytest.raises(PosgapError, match="is not replaced"):
+    with pytest.raises(BadOutput, match=f"^{folder}: "):
         swept.save(folder)
 
 
@@ -130,7 +130,7 @@ def test_an_endpoint_is_swept_by_its_address(rows):
     with served(Endpoint(lambda text: "0")) as endpoint:
         there = posgap.sweep(endpoint.url, rows, name="served", **OPTIONS)
     assert there.figures.model == "served" and set(there.frame["response"]) == {"0"}
-    with pytest.raises(PosgapError, match="does not say which model it serves"):
+    with pytest.raises(PosgapError, match="^http://localhost:1/v1: "):
         posgap.sweep("http://localhost:1/v1", rows)
 
 
@@ -161,12 +161,12 @@ def test_rows_come_from_wherever_people_have_them(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "complaint"),
     [
-        ([], "there are none"),
-        ([{"question": "q"}], "examples:1: .*passages.*found question"),
-        (["text"], "row 1: expected an example or a mapping, got str"),
+        ([], "^examples: "),
+        ([{"question": "q"}], "examples:1: .*passages.* question"),
+        (["text"], "row 1: .* str$"),
         ([{"question": 1, "answers": ["a"], "gold": [], "distractors": []}], "row 1: .*question"),
-        ("missing.jsonl", "no such file"),
-        (5, "expected a file, a frame or rows, got int"),
+        ("missing.jsonl", "^missing.jsonl: "),
+        (5, "^examples: .* int$"),
     ],
 )
 def test_bad_rows_get_one_line(rows, complaint):
@@ -177,14 +177,14 @@ def test_bad_rows_get_one_line(rows, complaint):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"tokenizer": None}, "needs its tokenizer"),
-        ({"backend": "vllm"}, "only transformers"),
-        ({"depth": 3}, "posgap.sweep: .*depth"),
-        ({"out": "x"}, "out is no option here"),
-        ({"modle": 3}, r"^posgap.sweep: no option is called modle; did you mean model\?$"),
+        ({"tokenizer": None}, "`tokenizer`"),
+        ({"backend": "vllm"}, "^backend vllm: .* transformers "),
+        ({"depth": 3}, "^posgap.sweep: .* depth; "),
+        ({"out": "x"}, "^posgap.sweep: out "),
+        ({"modle": 3}, r"^posgap.sweep: .* modle; .* model\?$"),
         ({"n_docs": 99}, "needs?|distractors"),
         ({"task": "k v"}, "task"),
-        ({"positions": "9"}, "must lie in 1..4"),
+        ({"positions": "9"}, "position 9: .* 1..4"),
     ],
 )
 def test_bad_options_get_one_line(in_memory, rows, options, complaint):
@@ -196,19 +196,19 @@ def test_bad_options_get_one_line(in_memory, rows, options, complaint):
 
 @pytest.mark.parametrize("model", [None, object(), 3])
 def test_what_is_no_model_gets_one_line(rows, model):
-    with pytest.raises(PosgapError, match=f"got {type(model).__name__}"):
+    with pytest.raises(PosgapError, match=f" {type(model).__name__}"):
         posgap.sweep(model, rows)
 
 
 def test_other_models_that_cannot_be_asked_get_one_line(in_memory, rows):
     model, tokenizer = in_memory
-    with pytest.raises(PosgapError, match="got LlamaModel"):
+    with pytest.raises(PosgapError, match=" LlamaModel"):
         posgap.sweep(model.model, rows, tokenizer=tokenizer)
-    with pytest.raises(PosgapError, match="has no weights"):
+    with pytest.raises(BadModel, match="^posgap.sweep: .* meta "):
         posgap.sweep(model.to("meta"), rows, tokenizer=tokenizer)
-    with pytest.raises(PosgapError, match="needs its tokenizer"):
+    with pytest.raises(BadOption, match="`tokenizer`"):
         posgap.sweep(tiny_model.untrained(0), rows, tokenizer="tokenizer")
-    with pytest.raises(PosgapError, match="no sweep of a candidate"):
+    with pytest.raises(BadOption, match="^posgap.gate: .*candidate"):
         posgap.gate(None)
 
 
@@ -219,10 +219,7 @@ def test_a_pipeline_brings_model_and_tokenizer(in_memory, rows, swept):
 
 
 def test_too_many_unanswered_prompts_give_no_figures(rows):
-    with (
-        served(Endpoint(lambda text: "")) as endpoint,
-        pytest.raises(PosgapError, match=r"no figures: .*max_unanswered"),
-    ):
+    with served(Endpoint(lambda text: "")) as endpoint, pytest.raises(PosgapError, match=": .*max_unanswered"):
         posgap.sweep(endpoint.url, rows, name="silent", **OPTIONS)
 
 
@@ -232,7 +229,7 @@ def test_sweeps_are_compared_as_the_command_does(swept, tmp_path):
     assert same.curve["difference"].tolist() == [0.0] * 4
     assert "tiny (this)" in str(same) and "tiny (this)" in same.report(tmp_path / "c.html").read_text()
     other = posgap.SweepResult(swept.figures.model_copy(update={"task": "qa"}), swept.predictions)
-    with pytest.raises(PosgapError, match="not asked alike: task"):
+    with pytest.raises(PosgapError, match=r": task \("):
         swept.compare(other)
 
 
@@ -260,7 +257,7 @@ def test_what_lies_in_s3_is_read_from_there(swept, rows, bucket, tmp_path):
     assert posgap.load(f"{bucket}/swept").predictions == swept.predictions
     verdict = posgap.gate(f"{bucket}/swept", swept, least_examples=4)
     assert verdict.rules == posgap.gate(swept, swept, least_examples=4).rules
-    with pytest.raises(PosgapError, match="s3:///x: write s3://bucket/key"):
+    with pytest.raises(PosgapError, match="s3:///x: .*s3://bucket/key"):
         posgap.load("s3:///x")
 
 
@@ -286,7 +283,7 @@ def test_every_public_name_is_there():
     for name in posgap._LAZY:
         assert getattr(posgap, name).__doc__, name
     assert set(posgap._LAZY) <= set(dir(posgap))
-    with pytest.raises(AttributeError, match="no attribute 'swep'"):
+    with pytest.raises(AttributeError, match="'swep'"):
         posgap.swep  # noqa: B018
 
 

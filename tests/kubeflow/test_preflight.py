@@ -204,11 +204,11 @@ def test_mitigations_are_those_that_the_backend_serves():
     assert remedies("mitigate", "vllm") == ["linear", "ntk", "yarn", "lpes"]  # what vLLM and its plugin load
     assert {"ms-poe", *remedies("mitigate", "vllm")} < set(remedies("mitigate", "transformers"))
     assert "permutation" not in remedies("mitigate", "transformers")  # no model folder carries it
-    with pytest.raises(ValueError, match="methods: vllm does not serve ms-poe; it serves linear, ntk, yarn, lpes"):
+    with pytest.raises(ValueError, match="methods: vllm .* ms-poe; .* linear, ntk, yarn, lpes"):
         remedies("r1+ms-poe", "vllm")
-    with pytest.raises(ValueError, match="methods: mitigate tries yarn too; name one of them"):
+    with pytest.raises(ValueError, match="methods: mitigate .* yarn "):
         candidates("mitigate+yarn")
-    with pytest.raises(ValueError, match="methods: vllm does not serve ms-poe; it serves linear, ntk, yarn, lpes"):
+    with pytest.raises(ValueError, match="methods: vllm .* ms-poe; .* linear, ntk, yarn, lpes"):
         remedies("r1 then ms-poe", "vllm", on_top=True)
     assert remedies("r1+lpes then mitigate", "vllm", on_top=True) == remedies("mitigate", "vllm")
 
@@ -373,9 +373,9 @@ def test_a_model_that_the_training_pool_has_no_room_for_is_refused(form, monkeyp
 def test_training_needs_room_for_every_process_and_two_checkpoints():
     pool, eight = ClusterConfig().train, 8_030_000_000
     assert require_room("m", eight, 20_000_000, pool) == "32.1 GB of memory for each GPU, 32.6 GB of disk"
-    with pytest.raises(PosgapError, match="m: training takes 225 GB of disk, and its step has 200Gi"):
+    with pytest.raises(PosgapError, match="^m: .* 225 GB .* 200Gi"):
         require_room("m", eight, eight, pool)
-    with pytest.raises(PosgapError, match="m: training takes 282 GB for each GPU, and its step has 64Gi"):
+    with pytest.raises(PosgapError, match="^m: .* 282 GB .* 64Gi"):
         require_room("m", 70_600_000_000, 0, pool)
 
 

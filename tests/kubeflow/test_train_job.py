@@ -262,5 +262,5 @@ def test_the_sdk_s_local_backend_runs_it_in_processes(config, monkeypatch, tmp_p
     single = distill(config.as_distill().model_copy(update={"out": tmp_path / "1"}))
     losses = [[row["loss"] for _, row in read_jsonl(folder / "history.jsonl")] for folder in (config.out, single)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5) and len(losses[0]) == 4
-    with pytest.raises(PosgapError, match="^TrainJob wrong failed. train: No such option '--nonsense"):
+    with pytest.raises(PosgapError, match="^TrainJob wrong .* train: .*'--nonsense"):
         following.run_job(client, Job("wrong", "", ["--nonsense=1"], 1, 100), create)

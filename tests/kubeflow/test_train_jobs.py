@@ -85,7 +85,7 @@ def test_a_worker_that_fails_fails_the_job_with_its_own_words(connected, caplog)
     with served(FAILS) as cluster, pytest.raises(PosgapError) as failed:
         run_job(connected(cluster), JOB)
     # Node 0 was only stopped by what happened to node 1.
-    assert str(failed.value) == f"TrainJob {JOB.name} failed. node-1: s3://b/e: no such object"
+    assert str(failed.value).endswith(" node-1: s3://b/e: no such object")
     assert "node-1 | reading" in caplog.text and "ChildFailedError" not in caplog.text
     assert cluster.deleted == [JOB.name]
 
@@ -93,7 +93,7 @@ def test_a_worker_that_fails_fails_the_job_with_its_own_words(connected, caplog)
 def test_an_exception_is_told_by_its_own_line(connected):
     said = f"Traceback (most recent call last):\ntorch.OutOfMemoryError: CUDA out of memory\n{LAUNCHER}"
     with served([STARTING, Scene(0.1, ("Failed", "Running"), "Failed", (said, ""))]) as cluster:
-        with pytest.raises(PosgapError, match="failed. node-0: torch.OutOfMemoryError: CUDA out of memory$"):
+        with pytest.raises(PosgapError, match=" node-0: torch.OutOfMemoryError: CUDA out of memory$"):
             run_job(connected(cluster), JOB)
 
 
@@ -131,14 +131,14 @@ PLAIN = {"exitCode": 1, "reason": "Error"}
         pytest.param(
             ("step 1\n" + INTERNAL + REPORT % (0, 1), "step 1\n"),
             (PLAIN, {"exitCode": 137, "reason": "OOMKilled"}),
-            "node-1: OOMKilled (exit code 137): it may use 64Gi of memory",
+            ("node-1: OOMKilled ", "137", "64Gi"),
             True,
             id="the pod without memory, and not the peer whose connection closed",
         ),
         pytest.param(
             (INTERNAL + REPORT % (0, 1), "step 1\n" + REPORT % (3, -9)),
             (PLAIN, PLAIN),
-            "node-1: rank 3 was killed by signal 9 (SIGKILL, out of memory perhaps)",
+            ("node-1: rank 3 ", "SIGKILL"),
             True,
             id="the rank that was killed",
         ),
@@ -148,14 +148,14 @@ PLAIN = {"exitCode": 1, "reason": "Error"}
                 PLAIN | {"message": f"posgap failed: internal error: {CLOSED}"},
                 PLAIN | {"message": "posgap refused: s3://b/e: no such object"},
             ),
-            "node-1: s3://b/e: no such object",
+            ("node-1: s3://b/e: no such object",),
             False,
             id="the termination message of the one that was refused",
         ),
         pytest.param(
             ("posgap: error: stopped by SIGTERM\n", ""),
             ({"exitCode": 143, "reason": "Error"}, PLAIN | {"message": "posgap failed: S3 cannot be reached"}),
-            "node-1: S3 cannot be reached",
+            ("node-1: S3 cannot be reached",),
             True,
             id="what may pass",
         ),
@@ -163,13 +163,13 @@ PLAIN = {"exitCode": 1, "reason": "Error"}
 )
 def test_the_worker_at_fault_is_blamed(connected, printed, ended, blamed, may_pass):
     error = why(connected, Scene(0.1, ("Failed", "Failed"), "Failed", printed, ended))
-    assert str(error) == f"TrainJob {JOB.name} failed. {blamed}"
+    assert all(part in str(error) for part in (JOB.name, *blamed)) and "node-0" not in str(error)
     assert error.may_pass is may_pass
 
 
 def test_a_worker_whose_pod_is_gone_is_named(connected):
     error = why(connected, Scene(0.1, ("Failed",), "Failed", (INTERNAL,), (PLAIN,)))
-    assert "failed. node-1: the pod is gone" in str(error) and error.may_pass
+    assert " node-1: " in str(error) and "node-0" not in str(error) and error.may_pass
 
 
 WAITS = "couldn't assign flavors to pod set node: insufficient quota for nvidia.com/gpu, request > maximum"
@@ -190,7 +190,7 @@ def test_an_account_that_may_not_read_workloads_is_told_once(connected, caplog):
 
 
 def test_a_job_that_takes_too_long_is_deleted(connected):
-    with served([STARTING]) as cluster, pytest.raises(PosgapError, match=r"not done after 1 s, and is deleted"):
+    with served([STARTING]) as cluster, pytest.raises(PosgapError, match=" 1 s, "):
         run_job(connected(cluster), Job(JOB.name, JOB.runtime, [], 1, seconds=1))
     assert cluster.deleted == [JOB.name]
 
@@ -240,7 +240,7 @@ def test_a_job_that_somebody_deletes_fails_the_step(connected, is_joined):
         if is_joined:
             create(client, JOB)
         threading.Timer(0.5, lambda: cluster.jobs.clear()).start()
-        with pytest.raises(PosgapError, match="was deleted by somebody else"):
+        with pytest.raises(PosgapError, match="deleted by"):
             run_job(client, JOB)
     assert len(cluster.created) == 1
 
@@ -271,7 +271,7 @@ def test_a_refusal_is_told_in_the_server_s_words(connected, end, answer, said):
 
 
 def test_a_missing_runtime_is_named(connected):
-    with served(GOES_WELL) as cluster, pytest.raises(PosgapError, match="cannot be created: .*no-such-runtime"):
+    with served(GOES_WELL) as cluster, pytest.raises(PosgapError, match="no-such-runtime"):
         run_job(connected(cluster), Job(JOB.name, "no-such-runtime", [], 1, 30))
 
 
@@ -288,6 +288,6 @@ def test_a_wrong_token_is_not_waited_for(connected):
 def test_sigterm_deletes_the_job(connected):
     with served([STARTING, RUNNING]) as cluster:
         threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
-        with pytest.raises(TerminationSignal, match="stopped by SIGTERM, and the TrainJob deleted"):
+        with pytest.raises(TerminationSignal, match="SIGTERM.*TrainJob"):
             run_job(connected(cluster), JOB)
     assert cluster.deleted == [JOB.name]

@@ -104,9 +104,9 @@ def test_a_component_whose_artifacts_are_not_those_of_its_config_is_refused(monk
     monkeypatch.setattr(making, "stage_config", lambda name: ScaleSearchConfig)
     inputs, out = {"examples": "Dataset", "model": "Model"}, {"out": "Artifact"}
     exclude = {"optional": {"exclude": "Dataset"}}
-    with pytest.raises(TypeError, match=r"component other: artifacts differ from ScaleSearchConfig: \['speed'\]"):
+    with pytest.raises(TypeError, match=r"component other: .* ScaleSearchConfig: \['speed'\]"):
         making.make_component("other", {**inputs, "speed": "Dataset"}, out, **exclude)
-    with pytest.raises(TypeError, match=r"component fewer: artifacts differ from ScaleSearchConfig: \['model'\]"):
+    with pytest.raises(TypeError, match=r"component fewer: .* ScaleSearchConfig: \['model'\]"):
         making.make_component("fewer", {"examples": "Dataset"}, out, **exclude)
 
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 from kfp_server import cron_parses
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption
 from posgap.pipelines import cron
 
 
@@ -29,26 +29,25 @@ def test_fields_come_out_as_kfp_takes_them(text, sent):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("0 3 * *", "'0 3 * *' has 4 fields: write minute hour day month weekday"),
-        ("TZ=Europe/Berlin 0 0 3 * * 1", "has 7 fields"),
-        ("@daily", "has 1 fields"),
+        ("0 3 * *", " 4 fields"),
+        ("TZ=Europe/Berlin 0 0 3 * * 1", " 7 fields"),
+        ("@daily", " 1 fields"),
         ("0 25 * * *", "bad hour"),
         ("0 3 32 * *", "bad day-of-month"),
         ("0 3 31 2 *", "bad day-of-month"),
         ("0 3 * * FUN", "bad day-of-week"),
-        ("0 3 L * *", "KFP cannot read 'L'"),
-        ("0 3 * * 1#2", "KFP cannot read '1#2'"),
+        ("0 3 L * *", " 'L'"),
+        ("0 3 * * 1#2", " '1#2'"),
     ],
 )
 def test_what_kfp_would_not_take_is_refused(text, complaint):
-    with pytest.raises(PosgapError, match="^--cron: .*") as refused:
+    with pytest.raises(BadOption, match=f"^--cron: .*{complaint}"):
         cron.six_fields(text)
-    assert complaint in str(refused.value)
 
 
 def test_an_unknown_time_zone_is_refused():
     for name in ("Mars/Phobos", "../etc/passwd", ""):
-        with pytest.raises(PosgapError, match="is unknown: write one like Europe/Berlin"):
+        with pytest.raises(BadOption, match=f" {name!r} .*Europe/Berlin"):
             cron.zone(name)
 
 

@@ -16,7 +16,7 @@ from kfp.pipeline_spec.pipeline_spec_pb2 import PipelineSpec, PlatformSpec
 from places import ROOT
 from toy_pipeline import fails, posgap, toy, write_toy
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption, PosgapError
 from posgap.foundation.fields import parse_settings, settings_text
 from posgap.kubeflow.form import candidates, commonly, flat_settings
 from posgap.options.pipeline_run import PipelineRunConfig
@@ -158,25 +158,19 @@ def test_a_task_s_file_goes_into_the_settings_as_what_it_says(tmp_path):
     sent = check_arguments(PipelineRunConfig(param={"task": str(tmp_path / "own.yaml"), "shards": "2"}), parameters)
     said = flat_settings(sent["settings"])
     assert sent.keys() == {"settings"} and said["shards"] == 2 and said["task"]["metric"] == "em"
-    with pytest.raises(PosgapError, match="--param task: the pipeline does not offer 'kvv'; did you mean kv?"):
+    with pytest.raises(BadOption, match=r"^--param task: .* 'kvv'; .* kv\?"):
         check_arguments(PipelineRunConfig(param={"task": "kvv"}), parameters)
-    with pytest.raises(PosgapError, match=r"nowhere.yaml: no such file"):
+    with pytest.raises(PosgapError, match="nowhere.yaml: "):
         check_arguments(PipelineRunConfig(param={"task": "nowhere.yaml"}), parameters)
 
 
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        (
-            "inference_backend=transformer",
-            "--param inference_backend: the pipeline does not offer 'transformer'; did you mean transformers?",
-        ),
-        (
-            "inference_backend=",
-            "--param inference_backend: the pipeline does not offer ''; choose from transformers, vllm",
-        ),
-        ("n=3", "--param n: the pipeline does not offer 3; choose from 1.0, 20.0"),
-        ("n=x", "--param n: 'x' is not a whole number"),
+        ("inference_backend=transformer", r" 'transformer'; .* transformers\?$"),
+        ("inference_backend=", " ''; .* transformers, vllm$"),
+        ("n=3", " 3; .* 1.0, 20.0$"),
+        ("n=x", " 'x' "),
         ("n=20", None),
         ("inference_backend=vllm", None),
     ],
@@ -189,9 +183,8 @@ def test_a_value_that_the_form_does_not_offer_is_refused(given, complaint):
     if complaint is None:
         assert check_arguments(config, parameters) == {name: type(parameters[name].get("literals")[0])(value)}
         return
-    with pytest.raises(PosgapError) as refused:
+    with pytest.raises(PosgapError, match=f"^--param {name}:.*{complaint}"):
         check_arguments(config, parameters)
-    assert str(refused.value) == complaint
 
 
 def test_what_the_form_does_not_ask_for_goes_into_its_settings():
@@ -205,16 +198,16 @@ def test_what_the_form_does_not_ask_for_goes_into_its_settings():
     offered = {"methods": "r1 then mitigate", "base_model": "m"}
     assert check_arguments(PipelineRunConfig(param=offered), parameters) == offered
     for wrong, complaint in {
-        "max_gpa": "--param max_gpa: the pipeline has no such parameter; did you mean max_gap",
-        "epocs": "--param epocs: the pipeline has no such parameter; did you mean epochs?",
+        "max_gpa": r"^--param max_gpa: .* max_gap\b",
+        "epocs": r"^--param epocs: .* epochs\?",
     }.items():
-        with pytest.raises(PosgapError, match=complaint):
+        with pytest.raises(BadOption, match=complaint):
             check_arguments(PipelineRunConfig(param={wrong: "5"}), parameters)
     for wrong, complaint in {
-        "sweep: {limits: 1}": "settings: sweep.limits: no stage has such a parameter; did you mean sweep.limit",
-        "base_model: m": "settings: base_model: is a field of the form; fill it in there",
-        "a: 1\na: 2": "settings: must be YAML; text: not YAML: 'a' is there twice in line 1",
-        "- 1": "settings: must be like {shards: 4, learning_rate: 1e-5}",
+        "sweep: {limits: 1}": r"settings: sweep.limits: .* sweep.limit\b",
+        "base_model: m": "settings: base_model: ",
+        "a: 1\na: 2": "settings: .* 'a' .* line 1",
+        "- 1": "settings: .* {shards: 4, ",
     }.items():
         with pytest.raises(PosgapError, match=complaint):
             check_arguments(PipelineRunConfig(param={"settings": wrong}), parameters)
@@ -340,5 +333,5 @@ def test_run_ends_with_the_failed_step_s_line(capsys, tmp_path, writing):
 
 def test_run_needs_what_has_no_default(capsys, tmp_path, writing):
     for out in (tmp_path, tmp_path / "new"):
-        assert fails(capsys, "run", "--out", out) == "the pipeline needs text: give --param text=..."
+        assert "--param text=" in fails(capsys, "run", "--out", out)
         assert not list(tmp_path.iterdir())

@@ -18,7 +18,7 @@ from posgap.data.made import made_examples
 from posgap.data.reading import kind_of, read_examples, with_unique_ids, write_examples
 from posgap.data.retrieval_logs import RetrievalLog, is_log
 from posgap.distillation.methods import label_of
-from posgap.foundation.errors import PosgapError, shorten, suggestion
+from posgap.foundation.errors import BadModel, BadOption, PosgapError, shorten, suggestion
 from posgap.foundation.extras import import_extra
 from posgap.foundation.fields import is_endpoint
 from posgap.foundation.files import parse_as
@@ -135,12 +135,12 @@ def sweep(
     """
     unknown = sorted(set(options) & set(_SAID_OTHERWISE))
     if unknown:
-        raise PosgapError(f"posgap.sweep: {unknown[0]} is no option here (`posgap.sweep(model, examples, task, ...)`)")
+        raise BadOption(f"posgap.sweep: {unknown[0]} is no option here (`posgap.sweep(model, examples, task, ...)`)")
     known = [*SweepConfig.model_fields, "name", "tokenizer", "quiet"]
     unknown = sorted(set(options) - set(known))
     if unknown:
         meant = suggestion(unknown[0], known, "they are those of `posgap sweep --help-all`", at_most=1)
-        raise PosgapError(f"posgap.sweep: no option is called {shorten(unknown[0])}; {meant}")
+        raise BadOption(f"posgap.sweep: no option is called {shorten(unknown[0])}; {meant}")
     with ExitStack() as stack:
         stack.enter_context(from_python(quiet))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="posgap-")))
@@ -226,7 +226,7 @@ def gate(
 
         judged = folder(candidate, "candidate")
         if judged is None:
-            raise PosgapError("posgap.gate: there is no sweep of a candidate")
+            raise BadOption("posgap.gate: there is no sweep of a candidate")
         read_sweep(judged).require_model("posgap.gate: the candidate")
         return judge(judged, folder(base, "base"), folder(champion, "champion"), policy)
 
@@ -297,9 +297,9 @@ def _parts(model: Any, tokenizer: Any) -> tuple[Any, Any]:
             f"{type(model).__name__}"
         )
     if not hasattr(tokenizer, "pad_token_id"):
-        raise PosgapError("posgap.sweep: a model in memory needs its tokenizer, as `tokenizer`")
+        raise BadOption("posgap.sweep: a model in memory needs its tokenizer, as `tokenizer`")
     if model.device.type == "meta":
-        raise PosgapError("posgap.sweep: the model has no weights (it is on the meta device)")
+        raise BadModel("posgap.sweep: the model has no weights (it is on the meta device)")
     return model, tokenizer
 
 
@@ -340,7 +340,7 @@ def _application(application: Application, config: SweepConfig) -> _Model:
 
 def _in_memory(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", config: SweepConfig) -> _Model:
     if config.backend not in ("auto", "transformers"):
-        raise PosgapError(f"backend {config.backend}: leave `backend` out: only transformers can ask a model in memory")
+        raise BadOption(f"backend {config.backend}: leave `backend` out: only transformers can ask a model in memory")
     from posgap.generation.transformers import TransformersGenerator
     from posgap.models.loading import context_length, with_padding_token
 

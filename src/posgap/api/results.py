@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOutput
 from posgap.foundation.extras import import_extra
 from posgap.measurement import length_pages
 from posgap.measurement.comparison import Comparison, compare_sweeps, with_distinct_labels
@@ -300,7 +300,7 @@ class ComparisonResult:
 def _saved(folder: Path, write: Callable[[Path], None]) -> Path:
     """The folder, new, with what `write` has written there: whole or not at all."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise PosgapError(f"{folder}: is there already, and is not replaced; name a new folder")
+        raise BadOutput(f"{folder}: is there already, and is not replaced; name a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as place:
         partial = Path(place) / "sweep"
