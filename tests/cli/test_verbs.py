@@ -59,7 +59,7 @@ def test_help_says_what_an_argument_is():
 def test_an_option_that_help_leaves_out_works_all_the_same(capsys, tmp_path):
     words = ["sweep", "--model", "m", "--examples", "e", "--out", tmp_path / "o"]
     assert "--timeout" not in options(shown("sweep"))
-    assert "--timeout: Input should be greater than 0" in fails(capsys, *words, "--timeout", -1)
+    assert "--timeout: " in fails(capsys, *words, "--timeout", -1)
 
 
 def used() -> set[str]:

@@ -124,7 +124,7 @@ def test_a_model_that_stays_on_the_plateau_begins_again_with_other_parameters(ca
     seeds, untrained = [], tiny_model.untrained
     monkeypatch.setattr(tiny_model, "untrained", lambda seed, *how: seeds.append(seed) or untrained(seed, *how))
     recipe = replace(tiny_model.QUICK, retrieval=2, most=600, patience=2, threshold=0.0, ramp=1, bias=1, decay=1)
-    with pytest.raises(PosgapError, match="did not learn to retrieve in 5 attempts; take another seed"):
+    with pytest.raises(PosgapError, match=" 5 attempts"):
         tiny_model.train(3, recipe)
     assert seeds[0] == 3 and len(set(seeds)) == 6
     monkeypatch.setattr(tiny_model, "_PLATEAU", 1e9)

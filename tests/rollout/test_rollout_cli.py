@@ -1,12 +1,13 @@
 """The rollout verbs run, and say in one line what is wrong."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 from command_line import fails, run
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption
 from posgap.foundation.files import read_json
 from posgap.options.rollout_predict import RolloutPredictConfig
 from posgap.rollout.architecture_options import build_architecture
@@ -28,32 +29,32 @@ def test_predict_from_the_command_line(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("more", "complaint"),
     [
-        ([], "sequence_length: must be given, or taken from a `measurement`"),
-        (["--sequence-length", 8, "--layers", 2, "--heads", 2, "--residual", 2], "residual strength 2 of"),
-        (["--sequence-length", 8, "--layers", 2, "--heads", 2, "--mask", "prefix"], "prefix: mask prefix needs a size"),
-        (["--sequence-length", 8, "--layers", 2, "--heads", 2, "--rope-factors", "1,2"], "give `encoding` rope"),
-        ([*ROPE, "--rope-factors", "1,2,3"], "3 given for 2 layers"),
-        ([*ROPE, "--slope", "1,2"], "slope: only `encoding` decay has one"),
-        ([*DECAY, "--slope", "1,2,3"], "slope: 3 given for 2 heads"),
-        ([*DECAY, "--slope", "1,2;1;1,2"], "slope: 1 given for 2 heads in layer 2"),
-        ([*DECAY, "--slope", "1,2;1,2;1,2"], "slope: 3 rows given for 2 layers"),
-        ([*DECAY, "--slope", "1;-2"], "slope: give one that is not negative, for all or for each of 2 heads"),
-        ([*DECAY, "--slope", "1,-2"], "slope: give one that is not negative, for all or for each of 2 heads"),
-        ([*DECAY, "--residual", "0.5,0.5,0.5"], "residual: 3 given for 2 layers"),
-        ([*DECAY, "--residual", "0.5,1.5"], "residual strength 1.5 of layer 2: must lie in [0, 1]"),
-        ([*DECAY, "--content", "1,2,3"], "content: 3 given for 2 layers"),
-        ([*DECAY, "--content", "1,2,3;4,5,6"], "content: 3 given for 2 heads in layer 1"),
-        ([*ROPE, "--rope-theta", "10,100,1000"], "rope_theta: 3 given for 2 layers"),
-        ([*ROPE, "--rope-theta", "10,-1"], "rope_theta: give one that is not negative"),
-        ([*DECAY, "--rope-theta", "10,100"], "rope_theta: is the base of RoPE: give `encoding` rope"),
-        ([*ROPE, "--mask", "window", "--window", "1,2,3"], "window: 3 given for 2 layers"),
-        ([*ROPE, "--window", "1,2"], "window: only `mask` window has one"),
-        ([*ROPE, "--mask", "measured"], "mask: needs measured values: give a `measurement`"),
-        (["--measurement", "nowhere"], "measurement: nowhere: no such file or folder"),
+        ([], "sequence_length: .*`measurement`"),
+        (["--sequence-length", 8, "--layers", 2, "--heads", 2, "--residual", 2], "residual .* 2 of layer 1: "),
+        (["--sequence-length", 8, "--layers", 2, "--heads", 2, "--mask", "prefix"], "prefix: "),
+        (["--sequence-length", 8, "--layers", 2, "--heads", 2, "--rope-factors", "1,2"], "`encoding` rope"),
+        ([*ROPE, "--rope-factors", "1,2,3"], ": 3 .* 2 layers"),
+        ([*ROPE, "--slope", "1,2"], "slope: .*`encoding` decay"),
+        ([*DECAY, "--slope", "1,2,3"], "slope: 3 .* 2 heads"),
+        ([*DECAY, "--slope", "1,2;1;1,2"], "slope: 1 .* 2 heads in layer 2"),
+        ([*DECAY, "--slope", "1,2;1,2;1,2"], "slope: 3 .* 2 layers"),
+        ([*DECAY, "--slope", "1;-2"], r"slope: \D* 2 heads"),
+        ([*DECAY, "--slope", "1,-2"], r"slope: \D* 2 heads"),
+        ([*DECAY, "--residual", "0.5,0.5,0.5"], "residual: 3 .* 2 layers"),
+        ([*DECAY, "--residual", "0.5,1.5"], r"residual .* 1\.5 of layer 2: .*\[0, 1\]"),
+        ([*DECAY, "--content", "1,2,3"], "content: 3 .* 2 layers"),
+        ([*DECAY, "--content", "1,2,3;4,5,6"], "content: 3 .* 2 heads in layer 1"),
+        ([*ROPE, "--rope-theta", "10,100,1000"], "rope_theta: 3 .* 2 layers"),
+        ([*ROPE, "--rope-theta", "10,-1"], "rope_theta: .* negative"),
+        ([*DECAY, "--rope-theta", "10,100"], "rope_theta: .*`encoding` rope"),
+        ([*ROPE, "--mask", "window", "--window", "1,2,3"], "window: 3 .* 2 layers"),
+        ([*ROPE, "--window", "1,2"], "window: .*`mask` window"),
+        ([*ROPE, "--mask", "measured"], "mask: .*`measurement`"),
+        (["--measurement", "nowhere"], "measurement: nowhere: "),
     ],
 )
 def test_bad_options_of_predict(capsys, tmp_path, more, complaint):
-    assert complaint in fails(capsys, "rollout", "predict", "--out", tmp_path / "p", *more)
+    assert re.search(complaint, fails(capsys, "rollout", "predict", "--out", tmp_path / "p", *more))
     assert not (tmp_path / "p").exists()
 
 
@@ -120,10 +121,10 @@ def test_predict_takes_windows_and_angles_as_they_were_measured(tmp_path):
         architecture, _ = build_architecture(describe_architecture(config), measured)
         assert architecture.rollout() == pytest.approx(twin(n, LAMBDAS, scores, [[0.0] * 2] * 3, seen), rel=1e-10)
     bidirectional = measured.model_copy(update={"windows": [3, None, 4]})
-    with pytest.raises(PosgapError, match="layer 2 of the measured model sees no window that ends with the token"):
+    with pytest.raises(BadOption, match="^mask: layer 2 "):
         build_architecture(describe_architecture(config), bidirectional)
     shorter = config.model_copy(update={"layers": 2, "mask": "causal", "residual": [0.5]})
-    with pytest.raises(PosgapError, match="the measured encoding: 3 given for 2 layers"):
+    with pytest.raises(BadOption, match="encoding: 3 .* 2 layers"):
         build_architecture(describe_architecture(shorter), measured)
 
 
@@ -150,6 +151,6 @@ def test_predict_from_a_file(capsys, tmp_path):
 def test_measure_names_texts_that_are_too_short_or_too_long(capsys, tmp_path, model_folder):
     (tmp_path / "t.txt").write_text("0123456789abcdef" * 50)
     words = ["rollout", "measure", "--texts", tmp_path / "t.txt", "--model", model_folder, "--out", tmp_path / "m"]
-    assert "no text of 900 tokens; lower `length`" in fails(capsys, *words, "--length", 900)
-    assert "texts of 600 tokens exceed the model's context of 512" in fails(capsys, *words, "--length", 600)
-    assert "Invalid value for '--task': 'sort' is not one of" in fails(capsys, *words, "--task", "sort")
+    assert re.search(" 900 tokens; .*`length`", fails(capsys, *words, "--length", 900))
+    assert re.search(" 600 tokens .* 512; .*`length`", fails(capsys, *words, "--length", 600))
+    assert "'--task': 'sort' " in fails(capsys, *words, "--task", "sort")

