@@ -23,13 +23,13 @@ MAX_NATS = 0.5  # a token: a text that lost more counts as this
 
 class MinimumEvidence(Parameters):
     least_examples: Annotated[int, NO_OPTION] = Field(
-        100, ge=1, le=MOST_EXAMPLES, description="examples that must have been swept to be judged at all"
+        100, ge=1, le=MOST_EXAMPLES, description="fewest examples that a sweep needs to be judged"
     )
     least_placements: Annotated[int, NO_OPTION] = Field(
         5,
         ge=2,
         le=MOST_EXAMPLES,
-        description="placements that must have been swept, or as many as there are documents, if fewer",
+        description="fewest placements that a sweep needs, or as many as there are documents, if fewer",
     )
 
     most_examples: Annotated[int, NO_OPTION] = Field(
@@ -46,14 +46,14 @@ class Guard(Parameters):
 
     model_config = ConfigDict(extra="forbid")
 
-    examples: str = Field("", description="file of other examples; empty: those of the sweep itself")
+    examples: str = Field("", description="file of other examples; empty: the sweep's own")
     text: str = Field("", description="file of plain texts, JSON lines with a field `text`, in place of examples")
     task: OptionalTaskName = Field("", description="task of the examples; empty: the sweep's")
     n_docs: int = Field(0, ge=0, le=MAX_DOCS, description="documents in a prompt; 0: twice the sweep's")
     positions: Placements = Field(
         [], description="placements; empty: the first, middle and last, or pairs of all kinds"
     )
-    limit: int = Field(300, ge=1, description="examples, or texts, that are asked at most")
+    limit: int = Field(300, ge=1, description="largest number of examples or texts")
     tolerance: float | None = Field(
         None,
         ge=0,

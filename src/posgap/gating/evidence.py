@@ -41,12 +41,12 @@ _AGREE = 1e-6  # points by which figures from another machine may differ
 class SweepRecord(Record):
     """A sweep by digests."""
 
-    label: str = Field(description="of the model")
-    model: str = Field(description="the model")
-    model_digest: str = Field(description="of the model")
-    examples_digest: str = Field(description="of the examples")
-    settings_digest: str = Field(description="of all parameters")
-    files: dict[str, str] = Field(description="sha256 of each judged file; empty if it is missing")
+    label: str = Field(description="name of the model in reports")
+    model: str = Field(description="address of the model")
+    model_digest: str = Field(description="sha256 of the model folder")
+    examples_digest: str = Field(description="sha256 of what the examples put into prompts")
+    settings_digest: str = Field(description="digest of all parameters of the sweep")
+    files: dict[str, str] = Field(description="sha256 of each judged file; empty if the file is missing")
 
 
 def folder_of(path: Path) -> Path:

@@ -50,12 +50,12 @@ _PLACES = 3  # of a guard's gold document: the first, the middle and the last
 class GuardFigure(Record):
     """A candidate's loss or gain at a guard."""
 
-    name: str = Field(description="of the guard")
-    measured: str = Field(description="on what")
+    name: str = Field(description="name of the guard in the policy")
+    measured: str = Field(description="what it is measured on")
     binds: bool = Field(description="whether the policy gives it a tolerance, so that it is among the rules")
     estimate: float = Field(description="the largest loss at a placement in points, or the loss on plain text in nats")
-    interval: tuple[float, float] = Field(description="its one-sided bounds")
-    digits: int = Field(description="after the point, that are shown")
+    interval: tuple[float, float] = Field(description="one-sided 95 % bounds of the loss")
+    digits: int = Field(description="decimal places to show")
 
     @property
     def text(self) -> str:

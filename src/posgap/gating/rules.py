@@ -33,12 +33,16 @@ else:
 class Ruling(Record):
     """A rule's result on its claim that a figure is `at most` or `at least` the threshold."""
 
-    name: str = Field(description="of the rule")
-    meaning: str = Field(description="what the figure is")
-    claim: Literal["at most", "at least"] = Field(description="at most or at least")
-    threshold: float = Field(description="in points, or nats a token of plain text")
-    estimate: float = Field(description="the figure")
-    interval: tuple[float, float] = Field(description="its one-sided bounds; 95 % if the verdict has the whole error")
+    name: str = Field(description="name of the rule")
+    meaning: str = Field(description="what the rule measures")
+    claim: Literal["at most", "at least"] = Field(
+        description="which side of the threshold passes: at most, or at least"
+    )
+    threshold: float = Field(description="the threshold, in points, or in nats a token for plain text")
+    estimate: float = Field(description="the measured figure")
+    interval: tuple[float, float] = Field(
+        description="one-sided bounds of the figure, of 95 % if the verdict has the whole error"
+    )
     needs: int | None = Field(
         None, description="of an unsure rule: examples with which a flat model would pass in 80 %"
     )
@@ -46,7 +50,7 @@ class Ruling(Record):
         {}, description="of an unsure rule: the threshold by its name, with which these examples would have passed"
     )
 
-    digits: int = Field(1, description="after the point, that are shown of its figures")
+    digits: int = Field(1, description="decimal places to show")
 
     def text(self, figure: float) -> str:
         """Formats a figure."""

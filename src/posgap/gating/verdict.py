@@ -66,26 +66,26 @@ _TOO_LITTLE = "There is too little to judge by"
 class Verdict(Record):
     """All rulings, their conclusion, and their evidence."""
 
-    model_digest: str = Field(description="of the candidate")
-    evidence_gaps: list[str] = Field(description="why the sweeps are too little to judge by")
+    model_digest: str = Field(description="sha256 of the candidate's folder")
+    evidence_gaps: list[str] = Field(description="why the evidence is too little to judge")
     asked_otherwise: list[str] = Field(
         description="allowed differences that exist; also base or anchor if they were left out"
     )
-    policy: Policy = Field(description="what was demanded")
+    policy: Policy = Field(description="the policy that was applied")
     evidence: dict[str, SweepRecord] = Field(
         description="of candidate, base, champion and anchor (the best champion so far)"
     )
-    rules: list[Ruling] = Field(description="a row a rule")
-    measured: str = Field("", description="what it speaks of: task, documents in a prompt, and guards")
-    guards: list[GuardFigure] = Field([], description="what was lost at each guard; those that bind are rules, too")
+    rules: list[Ruling] = Field(description="one ruling for each rule")
+    measured: str = Field("", description="what the verdict covers: task, documents in a prompt, and guards")
+    guards: list[GuardFigure] = Field([], description="the loss at each guard; binding guards are also among the rules")
     needs: int | None = Field(
         None,
         description="if no rule is broken: examples that admit a flat model in 80 % of cases",
     )
-    look: int = Field(1, ge=1, description="which look at the model it was")
-    candidates: int = Field(1, ge=1, description="how many its run had; both share the error")
-    name: str = Field("", description="the registered name; empty: none")
-    judged_at: str = Field("", description="when (UTC)")
+    look: int = Field(1, ge=1, description="number of this look at the model, from 1")
+    candidates: int = Field(1, ge=1, description="number of candidates in the run, which share the error")
+    name: str = Field("", description="registered name that the candidate is for; empty: none")
+    judged_at: str = Field("", description="time of the verdict, in UTC")
 
     @computed_field  # type: ignore[prop-decorator]
     @property

@@ -13,14 +13,14 @@ MIN_SHOWN = 32  # answers: fewer say nothing of the pace
 class EndpointPace(Record):
     """How fast an endpoint answered a sweep's prompts, not counting those before an interruption."""
 
-    answers: int = Field(0, ge=0, description="that the rest is about")
-    at_once: int = Field(1, ge=1, description="requests under way at last")
-    per_second: float = Field(0.0, ge=0, description="answers a second")
-    median_wait: float = Field(0.0, ge=0, description="seconds from sending a request to its whole answer")
-    p95_wait: float = Field(0.0, ge=0, description="seconds that 5 % of the answers took at least")
-    refusals: int = Field(0, ge=0, description="requests that were turned away or timed out")
-    repeated: int = Field(0, ge=0, description="prompts that were asked again at temperature 0")
-    differing: int = Field(0, ge=0, description="of these, those whose answers differ")
+    answers: int = Field(0, ge=0, description="number of answers that these figures describe")
+    at_once: int = Field(1, ge=1, description="number of parallel requests at the end")
+    per_second: float = Field(0.0, ge=0, description="answers per second")
+    median_wait: float = Field(0.0, ge=0, description="median seconds from sending a request to its whole answer")
+    p95_wait: float = Field(0.0, ge=0, description="95th percentile of those seconds")
+    refusals: int = Field(0, ge=0, description="requests that were rejected (429, 503, 529) or timed out")
+    repeated: int = Field(0, ge=0, description="prompts that were sent twice at temperature 0")
+    differing: int = Field(0, ge=0, description="of the repeated prompts, those with two different answers")
 
     def text(self) -> str:
         """The pace in words."""

@@ -33,10 +33,10 @@ class EndpointChanged(PosgapError):
 class EndpointIdentity(Record):
     """What an endpoint said of itself, in the order of its first reports."""
 
-    models: tuple[str, ...] = Field((), description="names under which it answered")
-    fingerprints: tuple[str, ...] = Field((), description="of its systems")
-    left_out: tuple[str, ...] = Field((), description="parameters that it did not take")
-    notes: tuple[str, ...] = Field((), description="what posgap saw of an application before it asked")
+    models: tuple[str, ...] = Field((), description="model names in the endpoint's answers")
+    fingerprints: tuple[str, ...] = Field((), description="system fingerprints in the endpoint's answers")
+    left_out: tuple[str, ...] = Field((), description="parameters that the endpoint did not accept")
+    notes: tuple[str, ...] = Field((), description="what posgap noticed about an application before the sweep")
 
     def values_of(self, what: What) -> tuple[str, ...]:
         """The names, or the fingerprints."""

@@ -20,28 +20,30 @@ COMPARISON_FILE = "comparison.json"
 class Difference(Record):
     """A model minus the reference, in points."""
 
-    label: str = Field(description="of the model")
-    accuracy: list[float] = Field(description="difference at each placement")
-    ci95: list[tuple[float, float]] = Field(description="their intervals, paired (Tango)")
-    mean: float = Field(description="difference over placements")
-    mean_ci95: tuple[float, float] = Field(description="its interval")
-    gap: float = Field(description="difference of the gaps, from halves of the examples")
-    gap_ci95: tuple[float, float] = Field(description="its interval")
-    better: list[list[int]] = Field(description="placements better for certain, all taken together (Bonferroni)")
-    worse: list[list[int]] = Field(description="placements worse for certain")
-    asked_otherwise: list[str] = Field(description="what was allowed to differ, and does")
-    verdict: str = Field(description="in words")
+    label: str = Field(description="name of the model in reports")
+    accuracy: list[float] = Field(description="difference in accuracy at each placement, in points")
+    ci95: list[tuple[float, float]] = Field(description="95 % interval of each difference, paired (Tango)")
+    mean: float = Field(description="difference in mean accuracy, in points")
+    mean_ci95: tuple[float, float] = Field(description="95 % interval of the difference in mean accuracy")
+    gap: float = Field(description="difference of the gaps, estimated from halves of the examples")
+    gap_ci95: tuple[float, float] = Field(description="95 % interval of the difference of the gaps")
+    better: list[list[int]] = Field(
+        description="placements that are certainly better, over all placements together (Bonferroni)"
+    )
+    worse: list[list[int]] = Field(description="placements that are certainly worse")
+    asked_otherwise: list[str] = Field(description="settings that differ, and were allowed to")
+    verdict: str = Field(description="the result in words")
 
 
 class Comparison(Record):
     """Every model against the reference, over the same examples at the same placements."""
 
-    reference: str = Field(description="label of the first sweep")
-    metric: str = Field(description="how answers were scored")
+    reference: str = Field(description="label of the reference sweep")
+    metric: str = Field(description="metric that scored the answers")
     n_examples: int = Field(description="number of examples")
     n_docs: int = Field(description="documents in a prompt")
-    placements: list[list[int]] = Field(description="those of the sweeps")
-    differences: list[Difference] = Field(description="one for each other sweep")
+    placements: list[list[int]] = Field(description="placements of the sweeps")
+    differences: list[Difference] = Field(description="one difference for each other sweep")
 
     @property
     def title(self) -> str:

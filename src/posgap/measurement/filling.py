@@ -27,15 +27,15 @@ from posgap.tasks.slots import INSERTED, shuffle_documents
 class FillRecord(Record):
     """The length to which a sweep's prompts were filled, and what fills them."""
 
-    length: str = Field(description="as it was asked for: tokens, or a share of the context like 50%")
-    tokens: int = Field(ge=1, description="at most, of prompt and longest answer together")
+    length: str = Field(description="the requested length: tokens, or a share of the context like 50%")
+    tokens: int = Field(ge=1, description="largest number of tokens of a prompt and its longest answer")
     depths: list[float] = Field(
         min_length=1, description="of each placement: percent of the filler before the gold document"
     )
     seed: int = Field(ge=0, description="seed that drew the filler of other examples")
     pool: str = Field(description="sha256 of all distractors")
     whole: bool = Field(False, description="false if an older posgap cut the last document")
-    documents: int = Field(ge=1, description="in the first example's prompt")
+    documents: int = Field(ge=1, description="documents in the first example's prompt")
 
     @property
     def depth_names(self) -> list[str]:

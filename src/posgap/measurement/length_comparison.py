@@ -23,25 +23,25 @@ COMPARED_LENGTHS_FILE, COMPARED_LENGTHS_PAGE = "comparison-lengths.json", "compa
 class ModelCurve(Record):
     """A model's figures at one length."""
 
-    label: str = Field(description="of the model")
-    accuracy: list[Points] = Field(description="points by placement")
-    mean: Points = Field(description="over placements")
+    label: str = Field(description="name of the model in reports")
+    accuracy: list[Points] = Field(description="accuracy at each placement, in percent")
+    mean: Points = Field(description="mean accuracy over placements")
     gap: Points = Field(description="best minus worst placement")
 
 
 class AtLength(Record):
     """All models at one length."""
 
-    length: str = Field(description='like "20 documents", or "1,024 tokens"')
-    curves: list[ModelCurve] = Field(description="of each model, the reference first")
-    comparison: Comparison = Field(description="of the others with the reference")
+    length: str = Field(description='length of the prompts, like "20 documents" or "1,024 tokens"')
+    curves: list[ModelCurve] = Field(description="curve of each model, the reference first")
+    comparison: Comparison = Field(description="comparison of the other models with the reference")
 
 
 class LengthComparison(Record):
     """Models beside each other at several lengths, the shortest first."""
 
-    reference: str = Field(description="label of the first model")
-    lengths: list[AtLength] = Field(min_length=1, description="one for each length")
+    reference: str = Field(description="label of the reference model")
+    lengths: list[AtLength] = Field(min_length=1, description="the curves and comparison at each length")
 
     @property
     def title(self) -> str:

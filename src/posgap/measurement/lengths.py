@@ -22,10 +22,10 @@ LENGTHS_PAGE, LENGTHS_PICTURE = "lengths.html", "lengths.png"
 class EffectiveLength(Record):
     """The longest length, in tokens, with a small gap there and at every shorter swept length; 0 if there is none."""
 
-    most_gap: Points = Field(description="the gap that is allowed")
-    tokens: int = Field(ge=0, description="by the gaps as they were measured")
-    low: int = Field(ge=0, description="by their upper bounds")
-    high: int = Field(ge=0, description="by their lower bounds; either end is wrong in at most 5 %")
+    most_gap: Points = Field(description="the allowed gap, in points")
+    tokens: int = Field(ge=0, description="largest length whose measured gap is allowed")
+    low: int = Field(ge=0, description="largest length by the upper bounds of the gaps")
+    high: int = Field(ge=0, description="largest length by the lower bounds of the gaps; each end errs in at most 5 %")
 
     def tokens_named(self, asked: Sequence[int]) -> str:
         """The figure in words, given the swept lengths."""
@@ -56,24 +56,24 @@ class EffectiveLength(Record):
 class LengthMap(Record):
     """The result of a model's sweeps at several lengths, the shortest first."""
 
-    task: str = Field(description="the task")
-    model: str = Field(description="the model")
-    label: str = Field(description="its name in reports")
-    metric: str = Field(description="how answers were scored")
+    task: str = Field(description="name of the task")
+    model: str = Field(description="address of the model")
+    label: str = Field(description="name of the model in reports")
+    metric: str = Field(description="metric that scored the answers")
     context: int = Field(ge=1, description="the model's context in tokens")
     n_examples: int = Field(ge=1, description="number of examples")
-    lengths: list[str] = Field(min_length=1, description="as they were asked for")
-    tokens: list[int] = Field(description="at most, of prompt and longest answer together")
-    depths: list[float] = Field(min_length=1, description="percent of the filler before the gold document")
-    documents: list[int] = Field(description="in the first example's prompt, by length")
-    prompt_tokens: list[float | None] = Field(description="mean tokens of a prompt, by length")
-    accuracy: list[list[Points]] = Field(description="points by length and depth")
-    ci95: list[list[tuple[Points, Points]]] = Field(description="their intervals")
-    mean: list[Points] = Field(description="over depths, by length")
-    mean_ci95: list[tuple[Points, Points]] = Field(description="their intervals")
-    gap: list[Points] = Field(description="by length")
-    gap_ci95: list[tuple[Points, Points]] = Field(description="their intervals")
-    gap_noise: list[Points] = Field(description="what chance alone would show, by length")
+    lengths: list[str] = Field(min_length=1, description="the requested lengths")
+    tokens: list[int] = Field(description="largest number of tokens of a prompt and its longest answer, at each length")
+    depths: list[float] = Field(min_length=1, description="share of the filler before the gold document, in percent")
+    documents: list[int] = Field(description="documents in the first example's prompt, at each length")
+    prompt_tokens: list[float | None] = Field(description="mean number of tokens of a prompt, at each length")
+    accuracy: list[list[Points]] = Field(description="accuracy at each length and depth, in percent")
+    ci95: list[list[tuple[Points, Points]]] = Field(description="95 % interval of each accuracy")
+    mean: list[Points] = Field(description="mean accuracy over depths, at each length")
+    mean_ci95: list[tuple[Points, Points]] = Field(description="95 % interval of each mean")
+    gap: list[Points] = Field(description="gap at each length, in points")
+    gap_ci95: list[tuple[Points, Points]] = Field(description="95 % interval of each gap")
+    gap_noise: list[Points] = Field(description="gap that chance alone would show, at each length")
     effective: EffectiveLength = Field(description="the effective length")
 
     @model_validator(mode="after")

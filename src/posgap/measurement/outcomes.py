@@ -32,16 +32,16 @@ class Ending(NamedTuple):
 class OutcomeCounts(Record):
     """How many prompts ended in each way. Zeros are left out of files."""
 
-    answered: Count = Field(0, description="a text to score")
-    truncated: Count = Field(0, description="the limit of tokens came before an answer")
-    refused: Count = Field(0, description="held back by a content filter")
-    empty: Count = Field(0, description="ended without a text")
-    failed: Count = Field(0, description="no usable answer after all retries")
-    cut: Count = Field(0, description="answers that the limit of tokens ended")
+    answered: Count = Field(0, description="prompts with a text to score")
+    truncated: Count = Field(0, description="prompts whose tokens ran out before an answer")
+    refused: Count = Field(0, description="prompts that a content filter blocked")
+    empty: Count = Field(0, description="prompts whose answer had no text")
+    failed: Count = Field(0, description="prompts without a usable answer after all retries")
+    cut: Count = Field(0, description="answers that end at the token limit")
     echo: Count = Field(0, description="answers that repeat the prompt")
-    unclean: Count | None = Field(None, description="cut or echo; null if not checked")
-    others_after: Count = Field(0, description="answers that name other candidates behind the right one")
-    others_before: Count = Field(0, description="answers that name other candidates before it")
+    unclean: Count | None = Field(None, description="answers that are cut or repeat the prompt; null if not checked")
+    others_after: Count = Field(0, description="right answers that then name other candidates")
+    others_before: Count = Field(0, description="answers that name other candidates before the right one")
 
     @classmethod
     def count(cls, endings: Iterable[Ending]) -> Self:
@@ -100,7 +100,7 @@ class OutcomeCounts(Record):
 class Outcomes(OutcomeCounts):
     """The counts of a sweep in all, and at each of its placements."""
 
-    by_placement: list[OutcomeCounts] = Field(description="the same, at each placement")
+    by_placement: list[OutcomeCounts] = Field(description="the same counts at each placement")
 
     @classmethod
     def at(cls, by_placement: Sequence[OutcomeCounts]) -> Self:

@@ -18,13 +18,13 @@ TOKENS = 256  # of a text, from its beginning
 class TextScores(Record):
     """A model's scores on plain texts."""
 
-    label: str = Field(description="of the model")
-    model: str = Field(description="its folder or name")
-    model_digest: str = Field(description="of the model; empty for one on the hub")
-    dtype: str = Field(description="in which it computed")
-    device: str = Field(description="on which class of device")
-    tokens: int = Field(TOKENS, description="of each text, at most")
-    scores: dict[str, float] = Field(description="mean log-probability of a token in nats, by the text's sha256")
+    label: str = Field(description="name of the model in reports")
+    model: str = Field(description="folder or name of the model")
+    model_digest: str = Field(description="sha256 of the model folder; empty for a model on the hub")
+    dtype: str = Field(description="precision of the computation")
+    device: str = Field(description="kind of device: cpu or cuda")
+    tokens: int = Field(TOKENS, description="largest number of tokens read of a text")
+    scores: dict[str, float] = Field(description="mean log-probability of a token in nats, for each text by its sha256")
 
     @property
     def mean(self) -> float:

@@ -19,9 +19,9 @@ MIN_SHARE = 0.5  # of the wrong answers that name one place's item
 class SamePlace(Record):
     """Wrong answers that name the item at one place."""
 
-    place: int = Field(description="which, from 1")
-    named: Count = Field(description="how many wrong answers name its item")
-    wrong: Count = Field(description="how many are wrong")
+    place: int = Field(description="the position, from 1")
+    named: Count = Field(description="wrong answers that name the item at this position")
+    wrong: Count = Field(description="wrong answers in all")
 
     @property
     def habit_text(self) -> str:

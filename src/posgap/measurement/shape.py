@@ -30,13 +30,13 @@ class Shape(Record):
     no name if accuracy may be the same everywhere.
     """
 
-    name: str = Field(description="such as U-shaped, if both intervals exclude 0")
-    ends: int = Field(description="positions in each outer third")
-    middle: int = Field(description="positions between them")
-    beginning_over_middle: float = Field(description="the first third minus the middle, in points")
-    beginning_over_middle_ci95: tuple[float, float] = Field(description="its interval")
-    end_over_middle: float = Field(description="the last third minus the middle")
-    end_over_middle_ci95: tuple[float, float] = Field(description="its interval")
+    name: str = Field(description="name of the shape, such as U-shaped, if both intervals exclude 0")
+    ends: int = Field(description="number of positions in each outer third")
+    middle: int = Field(description="number of positions between the outer thirds")
+    beginning_over_middle: float = Field(description="mean of the first third minus the middle, in points")
+    beginning_over_middle_ci95: tuple[float, float] = Field(description="95 % interval of that difference")
+    end_over_middle: float = Field(description="mean of the last third minus the middle, in points")
+    end_over_middle_ci95: tuple[float, float] = Field(description="95 % interval of that difference")
 
 
 def regions(placements: Sequence[Sequence[int]], categories: Sequence[str] = ()) -> dict[str, list[int]]:

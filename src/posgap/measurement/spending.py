@@ -25,10 +25,10 @@ class TokenTotals(Record):
     """
 
     prompts: Count = Field(description="prompts with known usage")
-    prompt_tokens: Count = Field(description="read")
-    completion_tokens: Count = Field(description="written")
-    thinking_tokens: Count = Field(0, description="of these, thoughts")
-    seconds: float = Field(0.0, ge=0, description="of waiting for answers")
+    prompt_tokens: Count = Field(description="tokens read")
+    completion_tokens: Count = Field(description="tokens written")
+    thinking_tokens: Count = Field(0, description="of the tokens written, those of thoughts")
+    seconds: float = Field(0.0, ge=0, description="seconds of waiting for answers")
 
     @classmethod
     def from_usages(cls, usages: Iterable[Usage | None]) -> Self | None:

@@ -35,8 +35,8 @@ LENGTHS_FILE = "lengths.json"  # of a folder of sweeps, each at another length
 class Worst(Record):
     """The placement with the lowest accuracy."""
 
-    placement: list[int] = Field(description="where")
-    accuracy: Points = Field(description="points there")
+    placement: list[int] = Field(description="the worst placement")
+    accuracy: Points = Field(description="accuracy at that placement, in percent")
 
 
 class Flatness(Record):
@@ -61,35 +61,37 @@ class CategoryFigures(Record):
 class BaselineFigures(Record):
     """Accuracy of a sweep's examples, asked once each in another way."""
 
-    accuracy: Points = Field(description="percent right")
-    ci95: tuple[Points, Points] = Field(description="its interval")
-    over_mean: float = Field(description="paired difference to the mean over placements")
-    over_mean_ci95: tuple[float, float] = Field(description="its interval")
+    accuracy: Points = Field(description="accuracy, in percent")
+    ci95: tuple[Points, Points] = Field(description="95 % interval of the accuracy")
+    over_mean: float = Field(description="paired difference from the mean over placements, in points")
+    over_mean_ci95: tuple[float, float] = Field(description="95 % interval of that difference")
     best_over: float | None = Field(
-        None, description="how far the best placement, chosen on one half of the examples, exceeds it on the other"
+        None,
+        description="by how much the best placement, chosen on one half of the examples, beats it on the other, in "
+        "points",
     )
-    best_over_ci95: tuple[float, float] | None = Field(None, description="its interval")
-    outcomes: OutcomeCounts = Field(description="how the prompts ended")
+    best_over_ci95: tuple[float, float] | None = Field(None, description="95 % interval of that difference")
+    outcomes: OutcomeCounts = Field(description="counts of how the prompts ended")
 
 
 class PromptSettings(Record):
     """How a sweep's prompts were made and answered."""
 
     prompt: str = Field(description="digest of the task's wording")
-    template: str = Field(description="digest of the chat template; empty without one")
-    question: str = Field(description="where the question stands")
+    template: str = Field(description="digest of the chat template; empty if there is none")
+    question: str = Field(description="where the question stands in the prompt")
     shuffle: int = Field(description="seed of the distractors' order")
-    max_new_tokens: int = Field(description="the limit of an answer")
-    decoding: str = Field(description="greedy, or how responses were drawn")
+    max_new_tokens: int = Field(description="token limit of an answer")
+    decoding: str = Field(description="greedy, or the sampling settings")
     system: str = Field("", description="the system message")
     template_args: dict = Field({}, description="arguments of the chat template")
-    date: str = Field("", description="what a template that asks for today was told")
-    max_thinking_tokens: int = Field(0, description="the limit of thoughts")
-    stop: list[str] = Field([], description="strings at which responses end")
+    date: str = Field("", description="the date given to a template that asks for today")
+    max_thinking_tokens: int = Field(0, description="token limit of thoughts")
+    stop: list[str] = Field([], description="strings that end a response")
     body: dict = Field({}, description="fields added to an endpoint's requests")
-    samples: int = Field(1, ge=1, description="responses to each prompt")
-    dtype: str = Field("", description="precision of a model on this machine")
-    device: str = Field("", description="cpu or cuda")
+    samples: int = Field(1, ge=1, description="number of responses to each prompt")
+    dtype: str = Field("", description="precision of a local model")
+    device: str = Field("", description="kind of device of a local model: cpu or cuda")
 
     @classmethod
     def from_builder(cls, builder: TextPromptBuilder, decoding: str = "greedy", body: dict | None = None) -> Self:
@@ -125,12 +127,12 @@ class AppliedMitigation(Record):
 class Sweep(Record):
     """The settings of a sweep, and its accuracy in points at every placement."""
 
-    task: str = Field(description="the task")
-    model: str = Field(description="the model")
-    label: str = Field(description="its name in reports")
+    task: str = Field(description="name of the task")
+    model: str = Field(description="address of the model")
+    label: str = Field(description="name of the model in reports")
     scaling: dict | None = Field(description="RoPE factors of a scaled model")
-    metric: str = Field(description="how answers were scored")
-    n_docs: int = Field(ge=1, description="documents in a prompt; of filled prompts, the number of depths")
+    metric: str = Field(description="metric that scored the answers")
+    n_docs: int = Field(ge=1, description="documents in a prompt; for filled prompts, the number of depths")
     n_examples: int = Field(ge=1, description="number of examples")
     groups: list[list[str]] = Field(
         [], description="contents of examples that share a question, gold text or records; each group counts once"
@@ -138,39 +140,41 @@ class Sweep(Record):
     placements: list[list[int]] = Field(
         min_length=1, description="positions of the gold documents, such as `[[1], [2]]` or `[[1, 2], [6, 7]]`"
     )
-    accuracy: list[Points] = Field(description="points at each placement")
-    ci95: list[tuple[Points, Points]] = Field(description="their intervals")
-    mean: Points = Field(description="mean over placements")
-    mean_ci95: tuple[Points, Points] = Field(description="its interval")
-    gap: Points = Field(description="best minus worst placement")
-    gap_ci95: tuple[Points, Points] = Field(description="its interval")
-    gap_noise: Points = Field(description="the gap that chance alone would show")
-    flatness: Flatness = Field(description="whether position matters")
+    accuracy: list[Points] = Field(description="accuracy at each placement, in percent")
+    ci95: list[tuple[Points, Points]] = Field(description="95 % interval of each accuracy")
+    mean: Points = Field(description="mean accuracy over placements")
+    mean_ci95: tuple[Points, Points] = Field(description="95 % interval of the mean")
+    gap: Points = Field(description="best minus worst placement, in points")
+    gap_ci95: tuple[Points, Points] = Field(description="95 % interval of the gap")
+    gap_noise: Points = Field(description="gap that chance alone would show")
+    flatness: Flatness = Field(description="test of whether accuracy is the same at every placement")
     shape: Shape | None = Field(None, description="the outer thirds of the positions against the middle; not for pairs")
-    worst: Worst = Field(description="the worst placement")
+    worst: Worst = Field(description="the worst placement and its accuracy")
     outcomes: Outcomes | None = Field(
         None, description="how prompts ended, in all and by placement; null in files of an older posgap"
     )
-    choices: OptionBias | None = Field(None, description="which slots responses name, if the task asks for one")
+    choices: OptionBias | None = Field(None, description="which slots the responses name, if the task asks for one")
     same_place: SamePlace | None = Field(
         None, description="the position whose item most wrong answers name, and how many do; null if there is none"
     )
-    baselines: dict[str, BaselineFigures] = Field({}, description="the same examples, asked in another way")
-    categories: list[str] = Field([], description="of each placement of two gold documents")
+    baselines: dict[str, BaselineFigures] = Field(
+        {}, description="figures of the same examples, asked once in other ways"
+    )
+    categories: list[str] = Field([], description="category of each placement of two gold documents")
     by_category: dict[str, CategoryFigures] = Field({}, description="accuracy, interval and gap of each category")
     examples_digest: str = Field(description="sha256 of what the examples put into prompts, in whatever file and order")
     model_digest: str = Field(description="sha256 of the model folder")
     ancestors: list[str] = Field([], description="sha256s, or names on the hub, of all that posgap made the model from")
-    prompt_digest: str = Field(description="sha256 of wording, template and vocabulary")
+    prompt_digest: str = Field(description="sha256 of the wording, chat template and vocabulary")
     asked: PromptSettings = Field(description="how prompts were made and answered")
     settings: dict = Field(description="every parameter of the sweep")
-    served: EndpointIdentity | None = Field(None, description="what an endpoint said of itself")
-    pace: EndpointPace | None = Field(None, description="how fast an endpoint answered; None for parts that are merged")
+    served: EndpointIdentity | None = Field(None, description="what an endpoint reported about itself")
+    pace: EndpointPace | None = Field(None, description="how fast an endpoint answered; null for merged parts")
     spent: TokenTotals | None = Field(
         None, description="prompts, tokens and seconds; counts a prompt that placements share for each"
     )
-    filled: FillRecord | None = Field(None, description="of a sweep at a length: length, tokens, depths, filler")
-    mitigation: AppliedMitigation | None = Field(None, description="the mitigation of prompts, if any")
+    filled: FillRecord | None = Field(None, description="length, tokens, depths and filler of a sweep at a length")
+    mitigation: AppliedMitigation | None = Field(None, description="mitigation of the prompts, if any")
     definition: str = Field("", description="the task, if it came from a file")
 
     @property

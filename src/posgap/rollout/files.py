@@ -30,16 +30,16 @@ Share = Annotated[float, Field(ge=-1e-6, le=1 + 1e-6)]
 class Prediction(Record):
     """A predicted rollout."""
 
-    label: str = Field(description="its name")
-    sequence_length: int = Field(ge=1, description="N, tokens")
-    layers: int = Field(ge=1, description="L")
-    heads: int = Field(ge=1, description="H")
+    label: str = Field(description="name of the prediction in plots and tables")
+    sequence_length: int = Field(ge=1, description="N, number of tokens")
+    layers: int = Field(ge=1, description="L, number of layers")
+    heads: int = Field(ge=1, description="H, number of attention heads")
     lambdas: list[float] = Field(description="[L] residual strengths")
-    distribution: list[Share] = Field(description="[N] share of each token")
-    without_residuals: list[Share] = Field(description="[N] the same with lambda = 1")
-    description: dict = Field(description="what the curve looks like")
-    summary: str = Field(description="in words")
-    settings: dict = Field(description="every parameter")
+    distribution: list[Share] = Field(description="[N] rollout's share of each token")
+    without_residuals: list[Share] = Field(description="[N] the same shares with lambda = 1")
+    description: dict = Field(description="shape of the curve")
+    summary: str = Field(description="the result in words")
+    settings: dict = Field(description="all parameters")
 
 
 @with_config(ConfigDict(allow_inf_nan=False, extra="allow"))
@@ -62,12 +62,12 @@ class Encoding(TypedDict, total=False):
 class Accuracy(Record):
     """A sweep of the measured model."""
 
-    label: str = Field(description="of the model")
-    gap: float = Field(description="its gap")
+    label: str = Field(description="name of the model in reports")
+    gap: float = Field(description="position gap, in points")
     n_docs: int = Field(description="documents in a prompt")
-    metric: str = Field(description="how answers were scored")
-    positions: list[int] = Field(description="of the gold document")
-    accuracy: list[float] = Field(description="points at each")
+    metric: str = Field(description="metric that scored the answers")
+    positions: list[int] = Field(description="positions of the gold document")
+    accuracy: list[float] = Field(description="accuracy at each position, in percent")
 
     @classmethod
     def of_sweep(cls, path: Path, builder: PromptBuilder | None, n_docs: int) -> Self:
@@ -96,37 +96,40 @@ class Accuracy(Record):
 class Measurement(Record):
     """A model's attention and influence, measured over texts; the arrays beside it have single texts."""
 
-    label: str = Field(description="of the model")
-    model: str = Field(description="the model")
-    n_texts: int = Field(ge=1, description="how many texts")
-    sequence_length: int = Field(ge=1, description="N, tokens of the longest")
-    shortest: int = Field(ge=1, description="tokens of the shortest")
-    layers: int = Field(ge=1, description="L, those with attention")
-    heads: int = Field(ge=1, description="H")
+    label: str = Field(description="name of the model in plots and tables")
+    model: str = Field(description="address of the model")
+    n_texts: int = Field(ge=1, description="number of texts")
+    sequence_length: int = Field(ge=1, description="N, tokens of the longest text")
+    shortest: int = Field(ge=1, description="tokens of the shortest text")
+    layers: int = Field(ge=1, description="L, number of layers with attention")
+    heads: int = Field(ge=1, description="H, number of attention heads")
     encoding: Encoding = Field(
-        description="kind, with slopes, or theta, head size and factors; frequencies [L] as each layer was seen to turn"
+        description="kind of position encoding, with slopes, or theta, head size and factors; frequencies [L] as "
+        "measured in each layer"
     )
     lambdas: list[float] = Field(description="[L] residual strengths")
-    content: list[list[float]] = Field(description="[L, H] score of a token on itself")
-    first_mass: list[list[float]] = Field(description="[L, H] attention on the first token")
-    diagonal_mass: list[list[float]] = Field(description="[L, H] attention on the token itself")
-    entropy: list[list[float]] = Field(description="[L, H] in nats")
+    content: list[list[float]] = Field(description="[L, H] extra score of a token on itself")
+    first_mass: list[list[float]] = Field(description="[L, H] share of attention on the first token")
+    diagonal_mass: list[list[float]] = Field(description="[L, H] share of attention on the token itself")
+    entropy: list[list[float]] = Field(description="[L, H] entropy of attention, in nats")
     first_sink: list[list[float]] = Field(description="[L, H] share of queries for which the first token is a sink")
     influence: dict[str, list[Share]] = Field(
         description="each measure's distribution over tokens [N], or over 100 stretches of prompts of unlike length"
     )
-    windows: list[int | None] = Field(default_factory=list, description="[L] tokens that a token sees; null: all")
+    windows: list[int | None] = Field(
+        default_factory=list, description="[L] number of tokens that a token sees; null: all"
+    )
     unattended: dict[str, Share] = Field(
         default_factory=dict, description="share of each rollout that went to logits of sinks"
     )
-    attention_layers: list[int] = Field(default_factory=list, description="[L] the layers' numbers, from 1")
-    agreement: Agreement | None = Field(None, description="Spearman's correlation between each two measures")
+    attention_layers: list[int] = Field(default_factory=list, description="[L] numbers of these layers, from 1")
+    agreement: Agreement | None = Field(None, description="Spearman's correlation of each pair of measures")
     documents: dict | None = Field(
         None, description="shares among documents and of the gold one by each measure, with shape and tests"
     )
-    sweep: Accuracy | None = Field(None, description="the sweep, if one was given")
+    sweep: Accuracy | None = Field(None, description="the accuracies of the sweep, if one was given")
     summary: str = Field(description="the findings in words")
-    settings: dict = Field(description="every parameter")
+    settings: dict = Field(description="all parameters")
 
     @model_validator(mode="after")
     def _require_own_lengths(self) -> Self:

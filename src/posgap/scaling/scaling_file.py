@@ -22,19 +22,19 @@ MAX_UNLIKE = 0.05  # share of prompts at which forcing and generation may differ
 class GeneratedFitness(Record):
     """Fitness and accuracy as generated responses give them."""
 
-    fitness: float = Field(description="with the factors")
-    accuracy: list[float] = Field(description="with the factors, at each position")
-    unscaled_fitness: float = Field(description="without")
-    unscaled_accuracy: list[float] = Field(description="without, at each position")
+    fitness: float = Field(description="fitness with the factors")
+    accuracy: list[float] = Field(description="accuracy with the factors, at each position")
+    unscaled_fitness: float = Field(description="fitness without the factors")
+    unscaled_accuracy: list[float] = Field(description="accuracy without the factors, at each position")
 
 
 class ForcingCheck(Record):
     """Compares teacher forcing's scores of the best candidates with generation's."""
 
-    prompts: int = Field(description="how many")
-    right: int = Field(description="by teacher forcing")
-    generated_right: int = Field(description="as generated")
-    differ: int = Field(description="where the two disagree")
+    prompts: int = Field(description="number of prompts")
+    right: int = Field(description="prompts that are right by teacher forcing")
+    generated_right: int = Field(description="prompts that are right by generation")
+    differ: int = Field(description="prompts on which the two disagree")
 
     @classmethod
     def from_scores(cls, forced: np.ndarray, generated: np.ndarray) -> "ForcingCheck":
@@ -65,45 +65,53 @@ class ForcingCheck(Record):
 class Holdout(Record):
     """Examples that the search was kept from."""
 
-    examples: int = Field(description="how many")
-    contents: list[str] = Field(description="which, by content")
-    accuracy: list[float] = Field(description="with the factors, at each position")
-    unscaled_accuracy: list[float] = Field(description="without")
+    examples: int = Field(description="number of held-out examples")
+    contents: list[str] = Field(description="digests of the held-out examples' contents")
+    accuracy: list[float] = Field(description="accuracy with the factors, at each position")
+    unscaled_accuracy: list[float] = Field(description="accuracy without the factors, at each position")
 
 
 class Scaling(Record):
     """RoPE factors, the curve they lie on, and the search that chose them. Accuracies are in points."""
 
-    model: str = Field(description="the model")
-    model_digest: str = Field(description="the only model that it may be applied to")
-    task: str = Field(description="the task")
+    model: str = Field(description="address of the model")
+    model_digest: str = Field(description="sha256 of the only model that the factors apply to")
+    task: str = Field(description="name of the task")
     n_docs: int = Field(description="documents in a prompt")
-    metric: str = Field(description="how answers were scored")
-    positions: list[int] = Field(description="where the gold document was put")
-    curve: dict = Field(description="kind, order and bounds")
-    control_points: list[float] = Field(description="heights of the curve")
-    factors: list[float] = Field(description="one a layer, which divides its rotary positions by it")
+    metric: str = Field(description="metric that scored the answers")
+    positions: list[int] = Field(description="positions of the gold document")
+    curve: dict = Field(description="kind, order and bounds of the curve")
+    control_points: list[float] = Field(description="heights of the curve's control points")
+    factors: list[float] = Field(description="one factor for each layer, by which its rotary positions are divided")
     objective: str = Field(description="what fitness is: mean, uniform or worst (older files: mean_minus_gap)")
-    weights: str = Field(description="how positions count in a mean: middle or uniform")
-    fitness: float = Field(description="with the factors, on the examples that chose them")
-    accuracy: list[float] = Field(description="the same, at each position")
-    unscaled_fitness: float = Field(description="without factors")
-    unscaled_accuracy: list[float] = Field(description="without factors, at each position")
-    forward_passes: int = Field(description="rows that went through the model")
-    history: list[dict] = Field(description="a row a generation")
-    examples_digest: str = Field(description="of the examples")
-    example_contents: list[str] = Field(description="which examples chose the factors")
-    prompt_digest: str = Field(description="of wording, template and vocabulary")
-    settings: dict = Field(description="every parameter of the search")
-    generated: GeneratedFitness | None = Field(None, description="if the search used teacher forcing in 16 bits")
+    weights: str = Field(description="weights of the positions in a mean: middle or uniform")
+    fitness: float = Field(description="fitness with the factors, on the examples that chose them")
+    accuracy: list[float] = Field(description="accuracy with the factors on those examples, at each position")
+    unscaled_fitness: float = Field(description="fitness without factors, on those examples")
+    unscaled_accuracy: list[float] = Field(description="accuracy without factors on those examples, at each position")
+    forward_passes: int = Field(description="number of prompts that went through the model")
+    history: list[dict] = Field(description="one row for each generation")
+    examples_digest: str = Field(description="sha256 of the examples' contents")
+    example_contents: list[str] = Field(description="digests of the contents of the examples that chose the factors")
+    prompt_digest: str = Field(description="sha256 of the wording, chat template and vocabulary")
+    settings: dict = Field(description="all parameters of the search")
+    generated: GeneratedFitness | None = Field(
+        None, description="figures by generation, if the search used teacher forcing in 16 bits"
+    )
     forced: ForcingCheck | None = Field(
         None,
         description="if it began by teacher forcing: how far that agrees with generation",
     )
-    search_gain: float | None = Field(None, description="gain on the examples that chose the factors: too high")
+    search_gain: float | None = Field(
+        None, description="gain on the examples that chose the factors, which is biased upwards"
+    )
     gain: float | None = Field(None, description="gain on the held-out examples")
-    gain_ci95: tuple[float, float] | None = Field(None, description="its interval")
-    holdout: Holdout | None = Field(None, description="a quarter of the examples, held out; null if fewer than 8")
+    gain_ci95: tuple[float, float] | None = Field(
+        None, description="95 % interval of the gain on the held-out examples"
+    )
+    holdout: Holdout | None = Field(
+        None, description="figures on a quarter of the examples, held out; null with fewer than 8 examples"
+    )
 
     @property
     def gain_in_words(self) -> str:

@@ -18,13 +18,13 @@ _CUT = 5  # percent of answers cut at the limit of tokens
 class Response(Record):
     """A response to one example at an advantageous placement."""
 
-    id: str = Field(description="of the example")
-    content: str = Field(description="content of the example")
-    placement: list[int] = Field(description="where it was answered")
+    id: str = Field(description="id of the example")
+    content: str = Field(description="digest of the example's content")
+    placement: list[int] = Field(description="placement at which the teacher answered")
     n_docs: int = Field(description="documents in the prompt")
-    response: str = Field(description="the text")
-    token_ids: list[int] = Field(description="with the end token")
-    correct: bool = Field(description="whether it is right")
+    response: str = Field(description="text of the response")
+    token_ids: list[int] = Field(description="token ids of the response, with the end token")
+    correct: bool = Field(description="whether the response is correct")
 
     @property
     def at(self) -> Placement:
