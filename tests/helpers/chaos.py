@@ -1,12 +1,13 @@
 """`make chaos`: the tests of faults with other moments and values each time, until the time is up.
 
-It writes what was tried, what was expected and what happened into a table of docs/tests.md, after each round,
-and ends with 1 where anything happened that was not expected.
+It writes what was tried, what was expected, what happened and when into a table of docs/tests.md, after each file of
+tests. Rows that were not tried stay as they were. It ends with 1 if anything happened that was not expected.
 """
 
 import argparse
 import datetime
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,10 +22,10 @@ from posgap.foundation import tables
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "benchmarks" / "tables" / "chaos.md"
 FUZZ_SECONDS = 60  # of a round, for each of the two fuzzers
-MAX_SHOWN = 7200  # seconds of a round, which takes 15 to 40 minutes; only one that hangs takes longer
+MAX_SHOWN = 7200  # seconds of a file, which takes minutes; only one that hangs takes longer
 HEALED = "the next command heals it: the same bytes, nothing left beside them, no run left RUNNING"
 REFUSED = "a documented exit code and at most one line; no traceback, no secret"
-HANGS = "no test, but a whole round"
+HANGS = "no test, but a whole file of them"
 # What is tried, by the test that does it, what is expected, and the unit of what is counted where that is not the test.
 TRIED = {
     "test_a_command_killed_at_any_moment_is_healed_by_the_next": ("SIGKILL: {}", HEALED, "kills"),
@@ -61,16 +62,19 @@ TRIED = {
     "test_a_killed_pipeline_goes_on_where_it_was": (
         "SIGKILL: pipeline run, at ten moments",
         "each stage FINISHED once; training goes on from its newest checkpoint; the rest is closed as KILLED", ""),
+    "test_a_pipeline_stopped_within_its_steps_ends_with_one_champion": (
+        "SIGKILL, SIGTERM, Ctrl-C: pipeline run --smoke within its steps, {}",
+        "the next ends with one version, one champion, one history; each output verified, no lease held", "kills"),
     "test_an_http_proxy_that_errs_now_and_then_is_borne": (
         "an HTTP proxy before an endpoint, at 3 of 10 requests: some fault", "borne: every answer, in order", ""),
     "test_what_an_http_proxy_does_for_ever_is_one_line": (
         "an HTTP proxy before an endpoint, always: {}", "one line that names the address", ""),
     "test_a_hub_that_hangs_is_waited_for_briefly": ("the Hugging Face hub never answers", "one line, in time", ""),
-    HANGS: ("all of these, one after another", "each comes to an end", ""),
+    HANGS: ("all of {}, one after another", "each comes to an end", ""),
 }  # fmt: skip
 FILES = ("verbs/test_kills.py", "verbs/test_fuzz.py", "tracking/test_tracking.py", "storage/test_s3_faults.py",
          "models/test_hub.py", "tracking/test_promotion_races.py", "tracking/test_lying_server.py",
-         "pipelines/test_killed_pipelines.py", "generation/test_openai.py")  # fmt: skip
+         "pipelines/test_killed_pipelines.py", "pipelines/test_killed_steps.py", "generation/test_openai.py")  # fmt: skip
 
 
 @dataclass
@@ -80,6 +84,7 @@ class Row:
     expected: str
     tried: int = 0
     unit: str = ""
+    seeds: list[int] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
     @property
@@ -87,10 +92,15 @@ class Row:
         often = f"{self.tried} {self.unit or 'times'}" if self.unit or self.tried > 1 else "once"
         return f"as expected ({often})" if not self.faults else "; ".join(self.faults)
 
+    @property
+    def when(self) -> str:
+        seeds = f"seed {self.seeds[0]}" if len(self.seeds) == 1 else f"seeds {self.seeds[0]} to {self.seeds[-1]}"
+        return f"{datetime.datetime.now(datetime.UTC):%d %B %Y}, {seeds}"
 
-def results(seed: int, folder: Path) -> Iterator[tuple[str, str, dict[str, str], str]]:
-    """One round: test, its parameter, what it counted, and what went wrong."""
-    report = folder / f"{seed}.xml"
+
+def results(file: str, seed: int, folder: Path) -> Iterator[tuple[str, str, dict[str, str], str]]:
+    """One file of tests in a round: test, its parameter, what it counted, and what went wrong."""
+    report = folder / f"{seed}-{file.replace('/', '-')}.xml"
     command = [
         sys.executable,
         "-m",
@@ -109,9 +119,9 @@ def results(seed: int, folder: Path) -> Iterator[tuple[str, str, dict[str, str],
         "OMP_NUM_THREADS": "1",
     }
     try:
-        subprocess.run([*command, *FILES], cwd=ROOT / "tests", env=environment, timeout=MAX_SHOWN)
+        subprocess.run([*command, file], cwd=ROOT / "tests", env=environment, timeout=MAX_SHOWN)
     except subprocess.TimeoutExpired:
-        yield HANGS, "", {}, f"a round took longer than {MAX_SHOWN / 3600:g} hours"
+        yield HANGS, file, {}, f"it took longer than {MAX_SHOWN / 3600:g} hours"
         return
     for case in ElementTree.parse(report).iter("testcase"):
         name, _, parameter = case.get("name", "").rstrip("]").partition("[")
@@ -120,36 +130,41 @@ def results(seed: int, folder: Path) -> Iterator[tuple[str, str, dict[str, str],
         yield name, parameter, counted, fault
 
 
-def table(rows: dict[str, Row]) -> str:
-    """The rows in Markdown."""
-    cells = [[what, row.expected, row.happened.replace("|", "\\|")] for what, row in sorted(rows.items())]
-    return tables.markdown(["fault", "expected", "what happened"], cells, left=3)
+def page(rows: dict[str, Row], before: dict[str, list[str]]) -> str:
+    """The table that docs/tests.md shows: these rows, and those of before that were not tried again."""
+    tried = {what: [what, row.expected, row.happened.replace("|", "\\|"), row.when] for what, row in rows.items()}
+    cells = [cells for _, cells in sorted((before | tried).items())]
+    return tables.markdown(["fault", "expected", "what happened", "last tried"], cells, left=4) + "\n"
 
 
-def page(rows: dict[str, Row], minutes: float, seed: int, rounds: int) -> str:
-    """What docs/tests.md shows: when, how long, and the table."""
-    date = datetime.datetime.now(datetime.UTC).date()
-    return f"{date:%d %B %Y}: {minutes:.0f} minutes, seeds {seed} to {seed + rounds - 1}.\n\n{table(rows)}\n"
+def read_page() -> dict[str, list[str]]:
+    """The rows of the table as it is, by their first cell."""
+    lines = TABLE.read_text(encoding="utf-8").splitlines()[2:] if TABLE.exists() else []
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    return {row[0]: row for row in cells}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--files", nargs="+", default=FILES, choices=FILES, metavar="FILE", help="below tests/")
     arguments = parser.parse_args()
     rows: dict[str, Row] = {}
-    began, rounds = time.monotonic(), 0
+    before, began, seed = read_page(), time.monotonic(), arguments.seed
     with tempfile.TemporaryDirectory(prefix="posgap-chaos-") as folder:
         while time.monotonic() - began < arguments.seconds:
-            for name, parameter, counted, fault in results(arguments.seed + rounds, Path(folder)):
-                what, expected, unit = TRIED[name]
-                row = rows.setdefault(what.format(parameter), Row(expected, unit=unit))
-                row.tried += int(counted.get(unit, 0)) if unit else 1
-                if fault:
-                    print(f"chaos: seed {arguments.seed + rounds}: {name}[{parameter}]: {fault}", file=sys.stderr)
-                    row.faults.append(f"seed {arguments.seed + rounds}: {fault.splitlines()[0][:200]}")
-            rounds += 1
-            TABLE.write_text(page(rows, (time.monotonic() - began) / 60, arguments.seed, rounds), encoding="utf-8")
+            for file in arguments.files:
+                for name, parameter, counted, fault in results(file, seed, Path(folder)):
+                    what, expected, unit = TRIED[name]
+                    row = rows.setdefault(what.format(parameter), Row(expected, unit=unit))
+                    row.tried += int(counted.get(unit, 0)) if unit else 1
+                    row.seeds = [*dict.fromkeys([*row.seeds, seed])]
+                    if fault:
+                        print(f"chaos: seed {seed}: {name}[{parameter}]: {fault}", file=sys.stderr)
+                        row.faults.append(f"seed {seed}: {fault.splitlines()[0][:200]}")
+                TABLE.write_text(page(rows, before), encoding="utf-8")
+            seed += 1
     return int(not rows or any(row.faults for row in rows.values()))
 
 

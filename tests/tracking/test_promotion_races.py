@@ -3,8 +3,8 @@
 test_promotion.py, which is quick, breaks a change of champion off at each of its writes, and lets several want
 the lease.
 
-`CHAOS_SEED` chooses the faults. With `CHAOS_FUZZ_SECONDS` there are more rounds, of more processes. `POSGAP_RACES` says
-how many rounds, of two processes each.
+`CHAOS_SEED` chooses the faults. With `CHAOS_FUZZ_SECONDS` there are more rounds, of more processes. `POSGAP_RACES` has
+the numbers of the rounds instead, of two processes each.
 """
 
 import json
@@ -13,6 +13,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -35,16 +36,16 @@ from posgap.verbs.gate import admit
 pytestmark = [pytest.mark.full, pytest.mark.nightly]
 SEED = int(os.environ.get("CHAOS_SEED", "0"))
 LONG = "CHAOS_FUZZ_SECONDS" in os.environ
-RACES = os.environ.get("POSGAP_RACES")
-ROUNDS = int(RACES or (3 if LONG else 1))
+RACES = os.environ.get("POSGAP_RACES", "").split()
+ROUNDS = [int(number) for number in RACES] or range(3 if LONG else 1)
 MOST = 2 if RACES else 8 if LONG else 3  # processes
-LEASE = 8.0  # seconds
+LEASE = 16.0  # seconds: one of 8 was lost again and again on two processors with a load of 8
 TRIES = 5  # of one promotion
 EVERY = 10  # request or so is spoilt
-# Delayed for longer than is waited for an answer, and for less than half a lease.
+# Delayed for longer than is waited for an answer, a quarter of a lease, and for less than half of it.
 SPOILT = [
     *(FAULTS[name] for name in ("drop before", "drop after", "500", "429", "truncate", "delay")),
-    Fault(delay=3.0),
+    Fault(delay=3 / 8 * LEASE),
 ]
 LOGIN = {"PGUSER": "mlflow", "PGPASSWORD": "secret"}
 
@@ -73,14 +74,17 @@ class Place:
         started.start()
         return started
 
-    def promote(self, folder: Path, name: str, run: str, out: Path, url: str = "", *more: str) -> None:
-        """Promotes, again and again if need be, as who runs a pipeline does."""
-        for _ in range(TRIES):
+    def promote(self, folder: Path, name: str, run: str, out: Path, url: str = "", *more: str) -> bool:
+        """Promotes, again and again if need be, as who runs a pipeline does; returns whether a try ended well. Each
+        other one ends in one line."""
+        for number in range(1, TRIES + 1):
             started = self.start(folder, name, run, out, url, *more)
             started.join()
             if started.exitcode == 0:
-                return
-        raise AssertionError(out.with_suffix(".log").read_text()[-3000:])
+                return True
+            shown = out.with_suffix(".log").read_text()
+            assert started.exitcode == 2 and shown.count("posgap: error: ") == number, shown[-3000:]
+        return False
 
 
 STORES = ["sqlite", *([pytest.param("postgresql", marks=postgres.needs_postgres)] if LONG or RACES else [])]
@@ -135,22 +139,32 @@ def watched(url: str, name: str) -> Iterator[list[str]]:
         thread.join()
 
 
-def assert_one_truth(place: Place, name: str, outs: list[Path], sights: list[str]) -> None:
-    """The registered model has one champion, the best; what was promoted says so, and nothing is left behind."""
+def assert_whole(place: Place, name: str, sights: list[str]) -> dict[str, str]:
+    """There is a champion as at every moment before, no version twice, and one history, which has every change but one
+    that is under way; returns the digests of the versions."""
     client = mlflow.MlflowClient(place.url, place.url)
     model = client.get_registered_model(name)
     versions = {str(version.version): version for version in client.search_model_versions(f"name='{name}'")}
     digests = {number: version.tags[registry.DIGEST] for number, version in versions.items()}
-    assert len(set(digests.values())) == len(digests) == 1 + len(outs)
+    assert len(set(digests.values())) == len(digests)
+    champion, changed = champions.alias_version(model, champions.CHAMPION), champions.changes(model)
+    assert "" not in sights and sights[-1] == champion and champion in digests
+    assert [change["before"] for change in changed] == ["", *(change["version"] for change in changed[:-1])]
+    assert len({change["version"] for change in changed}) == len(changed)
+    assert changed[-1]["version"] == champion or champions.UNDER_WAY in model.tags
+    return digests
+
+
+def assert_one_truth(place: Place, name: str, outs: list[Path], sights: list[str]) -> None:
+    """The registered model has one champion, the best; what was promoted says so, and nothing is left behind."""
+    digests = assert_whole(place, name, sights)
+    assert len(digests) == 1 + len(outs)
+    model = mlflow.MlflowClient(place.url, place.url).get_registered_model(name)
     best = read_sweep(place.candidates[-1] / "sweep").model_digest
     champion, previous = (champions.alias_version(model, alias) for alias in (champions.CHAMPION, champions.PREVIOUS))
     assert digests[champion] == best
     assert digests[previous] == read_sweep(place.former / "sweep").model_digest
-    assert "" not in sights and sights[-1] == champion
     changed = champions.changes(model)
-    assert [change["before"] for change in changed] == ["", *(change["version"] for change in changed[:-1])]
-    assert changed[-1]["version"] == champion
-    assert len({change["version"] for change in changed}) == len(changed)
     assert champions.UNDER_WAY not in model.tags and not holders(model)
     for out in outs:
         promotion = json.loads((out / "promotion.json").read_text())
@@ -162,49 +176,50 @@ def assert_one_truth(place: Place, name: str, outs: list[Path], sights: list[str
 
 def test_whatever_fails_the_best_candidate_of_a_run_ends_as_the_one_champion(place, tmp_path, record_property):
     promotions = 0
-    for number in range(ROUNDS):
+    for number in ROUNDS:
         (folder := tmp_path / str(number)).mkdir()
         promotions += race(place, f"{SEED} {number}", f"tiny-{SEED}-{number}", folder)
     record_property("promotions", promotions)
 
 
 def race(place: Place, seed: str, name: str, folder: Path) -> int:
-    """Promotes some candidates side by side through a proxy that spoils requests; returns how many."""
+    """Promotes some candidates side by side through a proxy that spoils requests; returns how many.
+
+    On a machine that is slow enough each of them may give up. That leaves all whole, and each goes on once the server
+    is well.
+    """
     draw = random.Random(seed)
     number = draw.randint(2, MOST)
-    place.promote(place.former, name, "before", folder / "former", place.url)
+    assert place.promote(place.former, name, "before", folder / "former", place.url)
     candidates = [*draw.sample(place.candidates[:-1], number - 1), place.candidates[-1]]
     outs = [folder / f"out-{at}" for at in range(number)]
     place.proxy.fault = lambda *_: draw.choice(SPOILT) if draw.randrange(EVERY) == 0 else FINE
     try:
-        with watched(place.url, name) as sights:
-            failures: list[BaseException] = []
-            work = [(candidate, name, name, out) for candidate, out in zip(candidates, outs)]
-            threads = [threading.Thread(target=attempted, args=(failures, place.promote, each)) for each in work]
-            for thread in threads:
-                thread.start()
+        with watched(place.url, name) as sights, ThreadPoolExecutor(number) as pool:
+            promotions = []
+            for candidate, out in zip(candidates, outs):
+                promotions.append(pool.submit(place.promote, candidate, name, name, out))
                 time.sleep(draw.uniform(0, 1))
-            for thread in threads:
-                thread.join()
-            assert not failures, failures[0]
+            has_ended = [promotion.result() for promotion in promotions]
+            place.proxy.heal()
+            time.sleep(0.5)
+            assert_whole(place, name, sights)
+            for candidate, out, ended in zip(candidates, outs, has_ended):
+                assert ended or place.promote(candidate, name, name, out, place.url), out.with_suffix(
+                    ".log"
+                ).read_text()
             time.sleep(0.5)
         assert_one_truth(place, name, outs, sights)
     finally:
         place.proxy.heal()
+    print(f"{name}: {sum(has_ended)} of {number} ended well among the faults")
     return number
-
-
-def attempted(failures: list[BaseException], call, arguments) -> None:
-    try:
-        call(*arguments)
-    except BaseException as error:
-        failures.append(error)
 
 
 def test_a_promotion_killed_at_any_moment_is_completed_by_the_next(place, tmp_path, record_property):
     draw = random.Random(f"{SEED} kills")
     name, best, kills = f"tiny-killed-{SEED}", place.candidates[-1], 0
-    place.promote(place.former, name, "before", tmp_path / "former", place.url)
+    assert place.promote(place.former, name, "before", tmp_path / "former", place.url)
     out = tmp_path / "out"
     with watched(place.url, name) as sights:
         for _ in range(10 if LONG else 2):
@@ -213,7 +228,7 @@ def test_a_promotion_killed_at_any_moment_is_completed_by_the_next(place, tmp_pa
             kills += started.is_alive()
             started.kill()
             started.join()
-        place.promote(best, name, "run", out, place.url)
+        assert place.promote(best, name, "run", out, place.url), out.with_suffix(".log").read_text()
         time.sleep(0.5)
     assert kills, "no promotion was killed"
     assert_one_truth(place, name, [out], sights)
@@ -243,11 +258,11 @@ def test_a_registry_verb_killed_at_any_moment_leaves_one_truth(place, tmp_path, 
     def champion() -> str:
         return champions.alias_version(client.get_registered_model(name), champions.CHAMPION)
 
-    place.promote(place.former, name, "before", tmp_path / "former", place.url)
+    assert place.promote(place.former, name, "before", tmp_path / "former", place.url)
     first = champion()
     for number, candidate in enumerate(place.candidates):
         out = tmp_path / f"out-{number}"
-        place.promote(candidate, name, f"run-{number}", out, place.url, "--approval")
+        assert place.promote(candidate, name, f"run-{number}", out, place.url, "--approval")
         version = str(json.loads((out / "promotion.json").read_text())["version"])
         for verb, before, after in ((["approve", name, version], first, version),
                                     (["rollback", name, "--reason", "worse"], version, first)):  # fmt: skip
