@@ -64,6 +64,19 @@ def test_a_text_that_each_row_refers_to_is_kept_once(tmp_path, monkeypatch, nest
     assert nested or [row["id"] for row in rows] == [*map(str, range(256))]
 
 
+def test_rows_that_repeat_a_text_have_a_largest_size_together(tmp_path, monkeypatch):
+    """A file of some kilobytes could fill a disk."""
+    monkeypatch.setattr(bounds, "FREE", MB // 2)
+    write_repeated(tmp_path / "a.parquet", "x" * 30_000, rows=6_000)
+    most = bounds.EXPANSION * max(bounds.FREE, bounds.EXPANSION * (tmp_path / "a.parquet").stat().st_size)
+    assert 50e6 < most < 150e6
+    read = 0
+    with pytest.raises(TooLarge):
+        for _, row in read_rows(tmp_path / "a.parquet"):
+            read += len(row["id"]) + len(row["question"])
+    assert most - 30_010 < read <= most
+
+
 def test_shared_texts_give_the_same_rows(tmp_path, monkeypatch):
     rows = []
     for number in range(40):

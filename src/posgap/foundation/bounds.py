@@ -132,8 +132,8 @@ class Blocks:
         raise TooLarge(f"{what} of more than {RECORD // MB} MB", at=f"{self.path}:{self.n_lines + 1}")
 
 
-def require_bounded_row(row: Any, where: str) -> None:
-    """Raises `TooLarge` if the texts of a row have more than `RECORD` characters together."""
+def require_bounded_row(row: Any, where: str) -> int:
+    """Returns how many characters the texts of a row have together; `TooLarge` if there are more than `RECORD`."""
     waiting = [row]
     size = 0
     while waiting:
@@ -146,3 +146,4 @@ def require_bounded_row(row: Any, where: str) -> None:
             size += len(each)
         if size > RECORD:
             raise TooLarge(f"a row of more than {RECORD // MB} MB", at=where)
+    return size

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from posgap.foundation import bounds
-from posgap.foundation.bounds import MB, Blocks, open_unpacked, require_bounded_row
+from posgap.foundation.bounds import EXPANSION, MB, Blocks, open_unpacked, require_bounded_row
 from posgap.foundation.errors import Malformed, NotFound, TooLarge
 
 log = logging.getLogger(__name__)
@@ -47,9 +47,19 @@ def table_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[tuple[int, d
     path = Path(path)
     kind = kind_of_table(path)
     rows = _read_csv(path, SEPARATORS[kind], columns) if kind in SEPARATORS else _read_parts(path)
+    texts = most = 0
     for number, row in rows:
-        require_bounded_row(row, f"{path}:{number}")
+        texts += require_bounded_row(row, f"{path}:{number}")
+        # Each row of a Parquet file can refer to the same long text, so that a few bytes make rows without end.
+        most = most or EXPANSION * max(bounds.FREE, EXPANSION * _size(path))
+        if texts > most:
+            problem = f"the texts of the rows up to here have more than {most // MB:,} MB"
+            raise TooLarge(f"{problem}, too much for a file of this size", at=f"{path}:{number}")
         yield number, row
+
+
+def _size(path: Path) -> int:
+    return sum(file.stat().st_size for file in (path.glob("*.parquet") if path.is_dir() else [path]))
 
 
 def _read_parts(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
