@@ -1,4 +1,4 @@
-"""Pages run their own scripts alone, and what they save holds no formula."""
+"""Pages run their own scripts alone, what they save holds no formula, and pictures show text."""
 
 import base64
 import hashlib
@@ -8,8 +8,12 @@ import shutil
 import subprocess
 
 import pytest
+from matplotlib.text import Text
+from written_sweeps import write_sweep
 
+from posgap.measurement.plots import position_curves, save_picture
 from posgap.measurement.report import _file, _scripts, content_policy, render_page
+from posgap.measurement.sweeps import read_sweep
 
 
 def test_a_page_runs_its_own_scripts_alone():
@@ -32,3 +36,12 @@ def test_saved_answers_hold_no_formula():
     done = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True)
     rows = json.loads(done.stdout).partition("\r\n")[2]
     assert rows.startswith("'=1+1,'+1,'-1,'@a,'\t=1,\"'\r=1\",a=1,-0.5,,")
+
+
+def test_a_picture_shows_a_foreign_label_as_it_is_written(tmp_path, pictures, capfd, recwarn):
+    """No formula of matplotlib's, which may be a wrong one, and no control character in a warning of its font."""
+    sweep = read_sweep(write_sweep(tmp_path / "sweep", [0.9] * 5)).model_copy(update={"label": "\x1b[2J\a $x^{ 中"})
+    save_picture(figure := position_curves([sweep]), tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert any(text.get_text().startswith(r"\x1b[2J\x07 $x^{ 中: gap ") for text in figure.findobj(Text))
+    assert not list(recwarn) and capfd.readouterr() == ("", "")

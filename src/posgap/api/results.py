@@ -314,5 +314,7 @@ def _closed(figure: "Figure") -> "Figure":
     """Returns the figure after removing it from pyplot, so that a notebook shows it once."""
     import matplotlib.pyplot as plt
 
+    from posgap.measurement.plots import show_as_text
+
     plt.close(figure)
-    return figure
+    return show_as_text(figure)

@@ -1,14 +1,17 @@
 """Pictures of sweeps for slides: accuracy over positions or pairs of them, and differences."""
 
 import io
+import warnings
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from posgap.foundation.files import atomic
+from posgap.foundation.printing import printable
 from posgap.measurement.comparison import Comparison
 from posgap.measurement.sweeps import Sweep
 from posgap.tasks.placements import in_order
@@ -118,10 +121,21 @@ def picture_of(sweeps: Sequence[Sweep]) -> Figure:
     return (pair_dots if sweeps[0].categories else position_curves)(sweeps)
 
 
+def show_as_text(figure: Figure) -> Figure:
+    """Has a figure show others' labels as they are written: matplotlib takes `$` for the beginning of a formula, and
+    warns of a control character with that character itself. Returns the figure."""
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+        text.set_text(printable(text.get_text()))
+    return figure
+
+
 def save_picture(figure: Figure, path: Path, dots_per_inch: float | None = None) -> None:
     """Writes a figure as PNG, atomically, and closes it; in the figure's own resolution unless another is given."""
     picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=dots_per_inch or "figure", metadata={"Software": None})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # a script that matplotlib's font lacks
+        show_as_text(figure).savefig(picture, format="png", dpi=dots_per_inch or "figure", metadata={"Software": None})
     plt.close(figure)
     with atomic(path) as partial:
         partial.write_bytes(picture.getvalue())
