@@ -23,6 +23,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 
+from posgap.foundation.errors import ProcessFailure
+
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["posgap.pipelines.preloaded"])
 _FORKED = sys.platform == "linux"
@@ -111,6 +113,11 @@ def run(full_command: list[str], env_vars: dict[str, str] | None = None) -> int:
         raise
     finally:
         _RUNNING.discard(process)
+    if process.exitcode is not None and process.exitcode < 0:
+        hint = ", as the system does when memory runs out" if process.exitcode == -signal.SIGKILL else ""
+        name = signal.Signals(-process.exitcode).name
+        # In the form of an error that ends a step by itself.
+        print(f"{ProcessFailure.__module__}.ProcessFailure: step {full_command[-1]}: killed by {name}{hint}")
     return int(process.exitcode != 0)
 
 

@@ -34,7 +34,7 @@ def run(tmp_path, capsys):
 )
 def test_a_step_that_does_not_reach_its_end_has_failed(run, body):
     ended, shown = run(f"print('began'); {body}")
-    assert ended == 1 and "began\n" in shown
+    assert ended == 1 and "began\n" in shown and ("SIGKILL" in shown) == ("os.kill" in body)
     assert ("OSError: no\n" in shown) == ("OSError" in body)
 
 

@@ -113,6 +113,7 @@ def test_a_pipeline_stopped_within_its_steps_ends_with_one_champion(stopped, pip
         code = process.wait(MAX_SECONDS)
         assert code == (CODES[number] if stopped == "all of it" else 2), (name, number, pipeline.shown())
         assert "Traceback" not in pipeline.shown()
+        assert (stopped == "the step alone" and number == KILL) == ("SIGKILL" in pipeline.shown().splitlines()[-1])
         psutil.wait_procs([step], 10)
         assert not step.is_running()
     assert pipeline.begin().wait(MAX_SECONDS) == 0, pipeline.shown()
