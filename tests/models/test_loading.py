@@ -89,6 +89,13 @@ def test_a_config_or_tokenizer_that_is_none_is_refused(copy, name, load, content
     assert len(str(told.value).splitlines()) == 1
 
 
+def test_a_wrong_field_of_a_config_is_named(copy):
+    """transformers names it in a second line."""
+    write_json(copy / "config.json", read_json(copy / "config.json") | {"layer_types": ["full_attention"] * 5})
+    with pytest.raises(BadModel, match=r"num_hidden_layers.* \(5\)"):
+        load_config(str(copy))
+
+
 def test_an_adapter_is_refused_with_what_merges_it(copy):
     write_json(copy / "adapter_config.json", {"base_model_name_or_path": "base"})
     for load in (load_model, load_config, load_tokenizer):

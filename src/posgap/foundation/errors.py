@@ -223,8 +223,10 @@ def _fault(fault: Mapping[str, Any]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of another package's error; its kind if it has no message."""
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    """Returns the first line of another package's error, and the next one if the first ends in a colon; its kind if it
+    has no message."""
+    first, *others = str(error).splitlines() or [type(error).__name__]
+    return f"{first} {others[0].strip()}" if first.endswith(":") and others else first
 
 
 def suggestion(name: str, known: Iterable[str], otherwise: str, at_most: int = 3, cutoff: float = 0.6) -> str:
