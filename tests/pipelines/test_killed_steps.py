@@ -100,6 +100,27 @@ def pipeline(tmp_path, model_folder, empty_store) -> Pipeline:
     return Pipeline(tmp_path, model_folder)
 
 
+def assert_one_champion(pipeline: Pipeline, monkeypatch) -> None:
+    """One version is the champion, by one change; nothing is left open, and each output is as its manifest says."""
+    client = MlflowClient(pipeline.store)
+    model = client.get_registered_model(NAME)
+    (version,) = client.search_model_versions(f"name='{NAME}'")
+    assert [(each["before"], each["version"]) for each in champions.changes(model)] == [("", "1")]
+    assert champions.alias_version(model, champions.CHAMPION) == str(version.version) == "1"
+    assert champions.UNDER_WAY not in model.tags and not holders(model)
+    runs = client.search_runs([each.experiment_id for each in client.search_experiments()], max_results=1000)
+    assert {run.info.status for run in runs} <= {"FINISHED", "KILLED", "FAILED"}
+
+    # What took its place is whole, in the runs that were stopped too; what was begun is gone or beside it.
+    outs = [out for out in pipeline.folder.glob("run/steps/**/out") if (out / "manifest.json").is_file()]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", pipeline.store)
+    verify(VerifyConfig(folders=outs))
+    (trained,) = pipeline.folder.glob("run/steps/**/distill/out")
+    assert version.tags[registry.DIGEST] == digest_path(trained)
+    (promoted,) = pipeline.folder.glob("run/steps/**/promote-2/out/promotion.json")
+    assert read_json(promoted)["champion"] == "1"
+
+
 @pytest.mark.nightly  # a pipeline that begins nine times
 @pytest.mark.parametrize("stopped", STOPS)
 def test_a_pipeline_stopped_within_its_steps_ends_with_one_champion(stopped, pipeline, monkeypatch, record_property):
@@ -118,21 +139,4 @@ def test_a_pipeline_stopped_within_its_steps_ends_with_one_champion(stopped, pip
         assert not step.is_running()
     assert pipeline.begin().wait(MAX_SECONDS) == 0, pipeline.shown()
     record_property("kills", len(STOPS[stopped]))
-
-    client = MlflowClient(pipeline.store)
-    model = client.get_registered_model(NAME)
-    (version,) = client.search_model_versions(f"name='{NAME}'")
-    assert [(each["before"], each["version"]) for each in champions.changes(model)] == [("", "1")]
-    assert champions.alias_version(model, champions.CHAMPION) == version.version == "1"
-    assert champions.UNDER_WAY not in model.tags and not holders(model)
-    runs = client.search_runs([each.experiment_id for each in client.search_experiments()], max_results=1000)
-    assert {run.info.status for run in runs} <= {"FINISHED", "KILLED", "FAILED"}
-
-    # What took its place is whole, in the runs that were stopped too; what was begun is gone or beside it.
-    outs = [out for out in pipeline.folder.glob("run/steps/**/out") if (out / "manifest.json").is_file()]
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", pipeline.store)
-    verify(VerifyConfig(folders=outs))
-    (trained,) = pipeline.folder.glob("run/steps/**/distill/out")
-    assert version.tags[registry.DIGEST] == digest_path(trained)
-    (promoted,) = pipeline.folder.glob("run/steps/**/promote-2/out/promotion.json")
-    assert read_json(promoted)["champion"] == "1"
+    assert_one_champion(pipeline, monkeypatch)
