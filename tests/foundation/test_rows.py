@@ -48,6 +48,7 @@ def test_csv_has_cells_of_many_lines(tmp_path):
         (b"a\tb\n1\t2\n", {"a": "1", "b": "2"}),
         ("a\tb\n1\t山\n".encode("utf-16"), {"a": "1", "b": "山"}),
         (b"a,b\n1,\xe4\n", {"a": "1", "b": "ä"}),
+        (b",\na,b\n,\n1,2\n,\n,,\n", {"a": "1", "b": "2"}),
     ],
 )
 def test_tables_are_read_as_spreadsheets_write_them(tmp_path, content, row):

@@ -41,8 +41,8 @@ def table_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[tuple[int, d
     """Yields (number from 1, row by the columns' names) of a table. A row's number in CSV is the line where it begins.
 
     It is a file `.csv` or `.tsv` (also with `.gz`) or `.parquet`, or a folder of Parquet files. The cells of CSV are
-    text; `columns` names them if the file has no header. Raises `PosgapError`, which names the file, and the row if one
-    is wrong.
+    text; `columns` names them if the file has no header. Rows of empty cells are passed over. Raises `PosgapError`,
+    which names the file, and the row if one is wrong.
     """
     path = Path(path)
     kind = kind_of_table(path)
@@ -92,7 +92,7 @@ def _read_csv(path: Path, separator: str, columns: Sequence[str]) -> Iterator[tu
             blocks.row_began = 0
             rows = csv.reader(chain([first], lines), delimiter=separator, strict=True)
             header = list(columns)
-            for cells in filter(None, rows):
+            for cells in filter(any, rows):  # spreadsheets write commas alone below the last row
                 read = rows.line_num + before
                 blocks.row_began = blocks.n_read
                 if len(cells) > MAX_COLUMNS:
