@@ -11,11 +11,12 @@ import pytest
 import yaml
 from endpoint import RECORD, Endpoint, retrieve, served
 from places import ROOT
+from refusals import refuses
 from written_sweeps import write_sweep
 
 from posgap.cli.main import main
 from posgap.data.made import made_examples
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Malformed, PosgapError
 from posgap.foundation.files import read_json
 from posgap.foundation.printing import printable
 from posgap.gating.decision_page import decision_page
@@ -72,7 +73,7 @@ def test_a_flat_endpoint_is_admitted_and_one_that_skips_the_middle_refused(tmp_p
     assert verdict["outcome"] == "refused" and list(verdict["evidence"]) == ["candidate"]
     assert [rule["name"] for rule in verdict["rules"]] == ["gap", "useful", "answered", "clean"]
     assert read_sweep(tmp_path / "biased" / "sweep").accuracy == [100, 0, 0, 0, 100]
-    with pytest.raises(PosgapError, match="biased: holds a sweep beside its verdict; name .*biased/sweep$"):
+    with refuses(PosgapError, tmp_path / "biased" / "sweep", at="biased"):
         read_sweep(tmp_path / "biased")
 
 
@@ -100,7 +101,7 @@ def test_a_verdict_of_a_check_is_no_verdict_of_a_gate(tmp_path):
     (tmp_path / "gate").mkdir()
     (tmp_path / "gate" / "gate.json").write_bytes((tmp_path / "out" / "check.json").read_bytes())
     (tmp_path / "out" / "sweep").rename(tmp_path / "gate" / "candidate")
-    with pytest.raises(PosgapError, match="names no sweep of candidate or base"):
+    with refuses(Malformed, "base", at="gate/gate.json"):
         replay_verdict(tmp_path / "gate")
 
 
@@ -195,7 +196,7 @@ def test_examples_are_made_for_every_task(task):
 
 
 def test_examples_that_cannot_be_made_are_asked_for():
-    with pytest.raises(PosgapError, match="task multihop-cot: `n_docs` of two-hop must lie in 3 to 24, got 40"):
+    with refuses(PosgapError, "multihop-cot", "`n_docs`", "3 to 24", "40"):
         made_examples(TASKS["multihop-cot"], 4, 40, seed=0)
 
 

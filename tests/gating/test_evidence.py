@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refuses
 from written_sweeps import ASKED, N, example, write_sweep
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Contradiction, NotAlike, PosgapError
 from posgap.foundation.files import digest_of, digest_path, read_json, write_json
 from posgap.gating.demands import Policy
 from posgap.gating.evidence import (
@@ -117,7 +118,7 @@ def test_sweeps_are_paired_by_the_candidate_s_examples_and_differences_told_once
     assert case.base is case.champion is None and otherwise == []
     case, otherwise = read_gate_inputs(candidate, None, champion, ["shuffle"])
     assert case.base is None and case.champion.path == champion and otherwise == ["shuffle"]
-    with pytest.raises(PosgapError, match=r"best: not asked alike|best and .*: not asked alike: shuffle"):
+    with refuses(NotAlike, "shuffle (", at=f"{champion} and {candidate}"):
         read_gate_inputs(candidate, candidate, champion, [])
 
 
@@ -141,7 +142,7 @@ def test_every_figure_of_a_sweep_follows_from_its_predictions(tmp_path):
         write_json(folder / "sweep.json", true | {name: true[name] + 1})
         assert wrong_figure(Evidence(folder)) == f"{name} is {true[name] + 1}, and should be {true[name]}"
     write_json(folder / "sweep.json", true | {"mean": true["mean"] + 1})
-    with pytest.raises(PosgapError, match=rf"^{folder / 'sweep.json'}: not what its predictions say: mean is .*; swe"):
+    with refuses(Contradiction, "mean is ", at=folder / "sweep.json"):
         read_gate_inputs(folder, folder, None, [])
     # The noise of a gap is that of a seed, which the settings name.
     write_json(folder / "sweep.json", true | {"settings": {"seed": 7}})

@@ -4,10 +4,11 @@ import json
 
 import mlflow
 import pytest
+from refusals import refuses
 from written_sweeps import ASKED, N, copy_of, decide, promotion, write_sweep
 
 from posgap.cli.main import main
-from posgap.foundation.errors import GateRefusal, PosgapError
+from posgap.foundation.errors import Contradiction, GateRefusal, Malformed, NoServer, NotAlike, PosgapError
 from posgap.foundation.files import digest_path, read_json
 from posgap.gating.verdict import markdown
 from posgap.measurement.evidence import Evidence
@@ -32,7 +33,7 @@ def test_pairs_of_positions_are_judged_like_positions(tmp_path):
     verdict, rules = decide(tmp_path, new, base)
     assert verdict.passed and all(rules.values())
     assert verdict.rules[2].meaning.startswith("accuracy where the base is best (position 4+5), against it")
-    with pytest.raises(PosgapError, match=r"not asked alike: task .*, placements \(1 2 3 4 5, not 1\+2 4\+5 1\+4"):
+    with refuses(NotAlike, "task (", "placements (1 2 3 4 5, not 1+2 4+5 1+4"):
         decide(tmp_path, new, write_sweep(tmp_path / "single", [0.9] * 5))
 
 
@@ -68,13 +69,13 @@ def test_the_mean_is_compared_with_the_champion(tmp_path, base):
 
 def test_sweeps_of_other_examples_are_not_compared(tmp_path, base):
     other = write_sweep(tmp_path / "new", [0.9] * 5, order=range(1, N))
-    with pytest.raises(PosgapError, match=r"not asked alike: examples \(\w{12}, not \w{12}\)"):
+    with refuses(NotAlike, "examples ("):
         decide(tmp_path, other, base)
 
 
 def test_a_difference_that_is_meant_is_allowed_and_told(tmp_path, base):
     new = write_sweep(tmp_path / "new", [0.995] * 5, asked=ASKED.model_copy(update={"prompt": "q", "question": "both"}))
-    with pytest.raises(PosgapError, match=r"question \(after, not both\); .* give --allow prompt,question"):
+    with refuses(NotAlike, "question (after, not both)", "--allow prompt,question"):
         decide(tmp_path, new, base, allow=["prompt"])
     verdict, _ = decide(tmp_path, new, base, allow=["prompt", "question", "shuffle"])
     assert verdict.passed and verdict.asked_otherwise == ["prompt", "question"]
@@ -84,7 +85,7 @@ def test_a_difference_that_is_meant_is_allowed_and_told(tmp_path, base):
 def test_missing_predictions_are_noticed(tmp_path, base):
     lines = (base / "predictions.jsonl").read_text().splitlines()
     (base / "predictions.jsonl").write_text("\n".join(lines[:-1]))
-    with pytest.raises(PosgapError, match="predictions are missing"):
+    with refuses(Malformed, at=base):
         Evidence(base)
 
 
@@ -129,7 +130,7 @@ def test_the_champion_before_it_becomes_previous(tmp_path, base, model_folder):
     assert pipe.model.config.num_hidden_layers == 2
     # A refused one moves nothing and is not registered.
     refused = promotion(tmp_path, "refused", copy_of(model_folder, tmp_path / "three"), base, probability=0.0)
-    with pytest.raises(GateRefusal, match="the gate refused .*three, and no alias was moved: mean"):
+    with refuses(GateRefusal, "three", ": mean "):
         promote(refused)
     assert str(client.get_model_version_by_alias("tiny", "champion").version) == "2"
     assert len(client.search_model_versions("name='tiny'")) == 2
@@ -181,7 +182,7 @@ def test_a_version_that_does_not_answer_as_it_was_swept_is_not_promoted(tmp_path
 
     with monkeypatch.context() as patch:
         patch.setattr("posgap.verbs.promote.require_answers", refuses)
-        with pytest.raises(PosgapError, match=r"^models:/tiny/1: no alias was moved: only 1 of 4 responses are as its"):
+        with refuses(Contradiction, "models:/tiny/1", "1 of 4"):
             promote(config)
     predictions = digest_path(config.sweep / "predictions.jsonl")
     assert tried == [(digest_path(tmp_path / "one"), False, predictions, N)]
@@ -195,7 +196,7 @@ def test_a_version_that_does_not_answer_as_it_was_swept_is_not_promoted(tmp_path
 def test_a_gate_of_another_model_does_not_admit_this_one(tmp_path, base, model_folder):
     admitted = promotion(tmp_path, "admitted", copy_of(model_folder, tmp_path / "one"), base)
     other = copy_of(model_folder, tmp_path / "two")
-    with pytest.raises(PosgapError, match="sweep and gate are of another model"):
+    with refuses(NotAlike, at=other):
         promote(admitted.model_copy(update={"model": str(other)}))
 
 
@@ -203,6 +204,6 @@ def test_a_gate_of_another_model_does_not_admit_this_one(tmp_path, base, model_f
 def test_promotion_needs_a_tracking_server(tmp_path, base, model_folder, monkeypatch):
     config = promotion(tmp_path, "first", copy_of(model_folder, tmp_path / "one"), base)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    with pytest.raises(PosgapError, match=r"server http://127.0.0.1:9 cannot be reached"):
+    with refuses(NoServer, "http://127.0.0.1:9"):
         promote(config)
     assert not config.out.exists()

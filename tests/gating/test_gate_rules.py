@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from refusals import refuses
 from scipy import stats
 from written_sweeps import ASKED, N, write_sweep
 
@@ -347,7 +348,7 @@ def test_consistency_is_the_share_of_examples_with_one_choice_in_every_order(tmp
         assert Consistency().is_asked(asked) and (ruling.outcome, ruling.estimate) == (outcome, pytest.approx(95))
     assert not Consistency().is_asked(Consistency.Limits())
     sweep.asked_task = TASKS["kv"]
-    with pytest.raises(PosgapError, match="min_consistency: the task kv has no items to choose from; leave it out"):
+    with refuses(PosgapError, "min_consistency", "kv"):
         Consistency().judge(asked, case)
 
 

@@ -4,10 +4,11 @@ import shutil
 
 import numpy as np
 import pytest
+from refusals import refuses
 from written_sweeps import N, copy_of, example, gated, promoted, write_sweep
 
 from posgap.cli.main import main
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Contradiction, PosgapError
 from posgap.foundation.files import read_json, write_json
 from posgap.gating import trial
 from posgap.gating.demands import Policy
@@ -82,7 +83,7 @@ def test_predictions_exchanged_during_promotion_are_not_compared(tmp_path, forge
         return work(*args, **options)
 
     monkeypatch.setattr(promoting, when, exchanged)
-    with pytest.raises(PosgapError, match="responses"):
+    with refuses(Contradiction, "models:/tiny/1"):
         promoted(tmp_path, "tiny", model, swept, folder)
     assert registry.champion("tiny") is None
 
@@ -103,7 +104,7 @@ def test_a_list_of_learnt_examples_that_comes_back_is_found(tmp_path, base, mode
 
     monkeypatch.setattr(promoting, "_version_tags", came_back)
     monkeypatch.setattr(promoting, "_require_lasting", lambda *_: learnt.rename(hidden))
-    with pytest.raises(PosgapError, match="no alias was moved: .* what the model learnt"):
+    with refuses(Contradiction, "models:/tiny/1", at=swept):
         promoted(tmp_path, "tiny", model, swept, folder)
 
 
@@ -125,7 +126,7 @@ def test_weights_exchanged_for_their_digest_are_found(tmp_path, base, model_fold
 
     monkeypatch.setattr(promoting, "digest_of_tensors", measured)
     monkeypatch.setattr(promoting, "write_pages", lambda *_: None)
-    with pytest.raises(PosgapError, match="no alias was moved: .*weights"):
+    with refuses(Contradiction, "models:/tiny/1", "weights"):
         promoted(tmp_path, "tiny", model, swept, folder)
 
 
@@ -139,7 +140,7 @@ def test_a_base_exchanged_after_its_digest_does_not_answer(tmp_path, model_folde
     assert trial.digest_path(there) == sweep.model_digest
     copy_of(model_folder, base)
     write_json(base / "config.json", read_json(base / "config.json") | {"rope_theta": 5.0})
-    with pytest.raises(PosgapError, match="another model is there by now"):
+    with refuses(PosgapError, "`allow: [reference-trial]`"):
         trial._find_model(sweep, "base", tmp_path / "again", None)
 
 

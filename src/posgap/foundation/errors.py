@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ValidationError
 
@@ -29,6 +29,11 @@ class PosgapError(Exception):
     def __init__(self, message: str = "", *, at: str = ""):
         super().__init__(f"{at}: {message}" if at else message)
         self.at = at
+
+    def within(self, context: str) -> Self:
+        """Puts before the message what it happened in, and returns the error."""
+        self.args = (f"{context}: {self}",)
+        return self
 
 
 class OfAll(PosgapError):
@@ -61,6 +66,18 @@ class TooLarge(PosgapError):
     """A file, a line, a row or a number of something exceeds the bound that protects memory and time."""
 
     code = "too-large"
+
+
+class Contradiction(PosgapError):
+    """A file contradicts itself, or another that it must agree with, such as a sweep its responses or its model."""
+
+    code = "contradiction"
+
+
+class NotAlike(PosgapError):
+    """What is compared or merged was made in different ways, or of different things."""
+
+    code = "not-alike"
 
 
 class Ambiguous(PosgapError):

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field
 
-from posgap.foundation.errors import PosgapError, shorten
+from posgap.foundation.errors import Contradiction, NotAlike, PosgapError, shorten
 from posgap.foundation.files import Record, digest_of, digest_path
 from posgap.foundation.printing import format_count
 from posgap.gating.demands import Policy
@@ -102,11 +102,11 @@ def read_gate_inputs(
     allowed = set(allow)
     twice = len(judged.contents) - len(set(judged.contents))
     if twice:
-        raise PosgapError(f"{candidate}: {twice} examples are there twice, and count once; sweep each once")
+        raise PosgapError(f"{twice} examples are there twice, and count once; sweep each once", at=str(candidate))
     old, otherwise = align_comparable(_read_evidence(base), judged, allowed) if base else (None, [])
     if old and not _is_made_from(judged.sweep, old.sweep):
         if BASE not in allowed:
-            raise PosgapError(
+            raise NotAlike(
                 f"{candidate}: {judged.sweep.label} was not made from {old.sweep.label}, the model of {base}, as far "
                 f"as its folder says; give the sweep of one that it was made from, or allow another: --allow {BASE}"
             )
@@ -231,10 +231,10 @@ def _read_evidence(path: Path) -> Evidence:
     evidence = Evidence(path)
     contradiction = _contradiction(evidence.sweep)
     if contradiction:
-        raise PosgapError(f"{folder_of(path) / SWEEP_FILE}: contradicts itself: {contradiction}; sweep again")
+        raise Contradiction(f"contradicts itself: {contradiction}; sweep again", at=str(folder_of(path) / SWEEP_FILE))
     wrong = wrong_figure(evidence)
     if wrong:
-        raise PosgapError(f"{folder_of(path) / SWEEP_FILE}: not what its predictions say: {wrong}; sweep again")
+        raise Contradiction(f"not what its predictions say: {wrong}; sweep again", at=str(folder_of(path) / SWEEP_FILE))
     return evidence
 
 

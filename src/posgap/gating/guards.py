@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from pydantic import Field
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Contradiction, NotAlike, PosgapError
 from posgap.foundation.files import Record, digest_of, digest_path, read_model
 from posgap.foundation.locations import Location, as_location
 from posgap.gating.demands import MAX_NATS, Guard, Policy
@@ -226,14 +226,16 @@ def guard_sources(swept: Path, policy: Policy, given: Location | None, manifest_
             try:
                 copy = _private(place, Path(home)) if place else None
                 if copy and guard.sha256 not in ("", digest_path(copy)):
-                    raise PosgapError(f"{place}: another file than the guard's sha256 names")
+                    raise Contradiction("another file than the guard's sha256 names", at=str(place))
                 if is_text(folder):
                     if copy is None:
                         raise PosgapError("does not say where its texts are; name them in the policy")
                     sources[folder.name] = read_texts(copy)
                 else:
                     sources[folder.name] = swept_examples(folder, copy or given, manifest_of)
-            except (PosgapError, OSError) as error:
+            except PosgapError as error:
+                raise error.within(f"guard {folder.name}") from None
+            except OSError as error:
                 raise PosgapError(f"guard {folder.name}: {error}") from None
     return sources
 
@@ -256,7 +258,7 @@ def _read_texts(paths: Mapping[str, Path], inputs: GateInputs, policy: Policy) -
             alike = values[0].keys() == values[1].keys() if name == "scores" else values[0] == values[1]
             if not alike and option not in policy.allow:
                 what = "texts" if name == "scores" else name
-                raise PosgapError(f"{paths[role]}: other {what} than of {paths['candidate']}; sweep both in one way")
+                raise NotAlike(f"other {what} than of {paths['candidate']}; sweep both in one way", at=str(paths[role]))
     return Judged(**read, share=inputs.share)
 
 
@@ -264,7 +266,7 @@ def _read_sweeps(
     paths: Mapping[str, Path], inputs: GateInputs, policy: Policy, name: str, sources: Sources | None
 ) -> GateInputs:
     if not all((path / SWEEP_FILE).is_file() for path in paths.values()):
-        raise PosgapError(f"{paths['candidate']}: of another kind than {list(paths.values())[1]}; sweep both again")
+        raise NotAlike(f"of another kind than {list(paths.values())[1]}; sweep both again", at=str(paths["candidate"]))
     examples = None if sources is None else sources.get(name, {})
     assert not isinstance(examples, list)
     base, champion, anchor = (paths.get(role) for role in ("base", "champion", "anchor"))
@@ -277,13 +279,15 @@ def _read_sweeps(
         _require_model_of(main, swept.sweep.model_digest, swept.sweep.model, path)
         learnt = [training_examples(folder) for folder in (path, folder_of(main.path))]
         if swept.sweep.ancestors != main.sweep.ancestors or learnt[0] != learnt[1]:
-            raise PosgapError(f"{path}: says otherwise than {main.path} what the model was made of; sweep it again")
+            raise Contradiction(
+                f"says otherwise than {main.path} what the model was made of; sweep it again", at=str(path)
+            )
     return replace(judged, share=inputs.share)
 
 
 def _require_model_of(main: Evidence, digest: str, model: str, path: Path) -> None:
     if (digest or model) != (main.sweep.model_digest or main.sweep.model):
-        raise PosgapError(f"{path}: is of another model than {main.path}; sweep again")
+        raise NotAlike(f"is of another model than {main.path}; sweep again", at=str(path))
 
 
 def _misfit(

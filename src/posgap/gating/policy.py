@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from posgap.foundation.bounds import read_bytes
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Malformed
 from posgap.foundation.files import atomic, digest_of, parse_as
 from posgap.foundation.locations import cache_folder
 from posgap.foundation.yaml_text import Quoted, parse_yaml
@@ -35,11 +35,11 @@ def parsed_policy(data: bytes, where: str) -> Policy:
     """Returns the policy in a YAML text; `PosgapError` begins with `where`."""
     values = parse_yaml(data, where, "a policy", MAX_BYTES)
     if not isinstance(values, dict):
-        raise PosgapError(f"{where}: no policy: write lines like `max_gap: 10`; `posgap policy` prints all")
+        raise Malformed("no policy: write lines like `max_gap: 10`; `posgap policy` prints all", at=where)
     unknown = [str(name) for name in values if name not in Policy.model_fields]
     if unknown:
-        raise PosgapError(
-            f"{where}: {unknown[0][:60]!r} is no field of a policy; write one of {', '.join(Policy.model_fields)}"
+        raise Malformed(
+            f"{unknown[0][:60]!r} is no field of a policy; write one of {', '.join(Policy.model_fields)}", at=where
         )
     for name, value in values.items():
         _require_plain(Policy, name, value, where)
@@ -56,7 +56,7 @@ def _require_plain(kind: type[BaseModel], name: str, value: object, where: str) 
     written = _WRITTEN.get(kind.model_fields[name].annotation) if name in kind.model_fields else None
     if written and (isinstance(value, Quoted) or not re.fullmatch(written, str(value))):
         expected = "true or false" if written == _YES_OR_NO else "a number, like 5 or 0.5"
-        raise PosgapError(f"{where}: field `{name}`: {str(value)[:40]!r} is not {expected}, without quotes")
+        raise Malformed(f"field `{name}`: {str(value)[:40]!r} is not {expected}, without quotes", at=where)
 
 
 def policy_text(policy: Policy) -> str:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Contradiction, Malformed, NotFound, PosgapError
 from posgap.foundation.files import digest_path, read_json
 from posgap.gating.copies import ROLES
 from posgap.gating.demands import Policy
@@ -38,22 +38,22 @@ def replay_verdict(folder: Path) -> Verdict:
     predictions, or the verdict does not follow.
     """
     if not folder.is_dir():
-        raise PosgapError(f"{folder}: no folder; give the one that `gate` wrote")
+        raise NotFound("no folder; give the one that `gate` wrote", at=str(folder))
     recorded = read_verdict(folder)
     for role, record in recorded.evidence.items():
         if role not in ROLES:
-            raise PosgapError(f"{folder / GATE_FILE}: evidence of {role!r}: there are {', '.join(ROLES)}")
+            raise Malformed(f"evidence of {role!r}: there are {', '.join(ROLES)}", at=str(folder / GATE_FILE))
         for name in sorted({*judged_files(folder / role), *record.files}):
             file = folder / role / name
             if (digest_path(file) if file.is_file() else "") != record.files.get(name, ""):
-                raise PosgapError(f"{file}: not the file that was judged; gate again")
+                raise Contradiction("not the file that was judged; gate again", at=str(file))
     if not {"candidate", "base"} <= recorded.evidence.keys():
-        raise PosgapError(f"{folder / GATE_FILE}: names no sweep of candidate or base; gate again")
+        raise Malformed("names no sweep of candidate or base; gate again", at=str(folder / GATE_FILE))
     again = judge_again(recorded.policy, recorded, folder)
     # The file's own fields: derived ones are not read here, but must be right for those who read them.
     wrong = first_difference(read_json(folder / GATE_FILE), again.model_dump(mode="json"))
     if wrong:
-        raise PosgapError(f"{folder / GATE_FILE}: does not follow from its sweeps: {wrong}; gate again")
+        raise Contradiction(f"does not follow from its sweeps: {wrong}; gate again", at=str(folder / GATE_FILE))
     return recorded
 
 
@@ -101,7 +101,7 @@ def require_valid(verdict: Verdict, name: str, policies: Sequence[Policy], folde
     `policies` wants it signed, or if it is older than one of them allows. `folder` is the verdict's, for the error."""
     if verdict.name != name and (verdict.name or any(policy.signed_by for policy in policies)):
         judged_for = f"judged for {verdict.name}" if verdict.name else "judged for no name"
-        raise PosgapError(f"{folder}: {judged_for}, and this is {name}; gate again with --name {name}")
+        raise PosgapError(f"{judged_for}, and this is {name}; gate again with --name {name}", at=str(folder))
     ages = [policy.max_age_days for policy in policies if policy.max_age_days]
     if not ages:
         return
@@ -109,12 +109,12 @@ def require_valid(verdict: Verdict, name: str, policies: Sequence[Policy], folde
     try:
         age = (datetime.now(UTC) - datetime.fromisoformat(verdict.judged_at)).total_seconds() / 86400
     except (ValueError, TypeError):
-        raise PosgapError(
-            f"{folder}: does not say when it was judged, and the policy asks for that; gate again"
+        raise Malformed(
+            "does not say when it was judged, and the policy asks for that; gate again", at=str(folder)
         ) from None
     if not 0 <= age <= most:
         when = f"{age:.1f} days ago" if age >= 0 else "in the future"
-        raise PosgapError(f"{folder}: was judged {when}, and {most:g} days are allowed; gate again")
+        raise PosgapError(f"was judged {when}, and {most:g} days are allowed; gate again", at=str(folder))
 
 
 class OutdatedVerdict(PosgapError):

@@ -9,7 +9,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from posgap.foundation.bounds import read_bytes
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOutput, Contradiction, Malformed, PosgapError
 from posgap.foundation.printing import show
 
 VARIABLE = "POSGAP_SIGNING_KEY"
@@ -25,7 +25,7 @@ def signing_key() -> Ed25519PrivateKey | None:
     try:
         return Ed25519PrivateKey.from_private_bytes(_bytes(text, PRIVATE))
     except ValueError:
-        raise PosgapError(f"{VARIABLE}: not a private key as `posgap policy --keygen` writes it") from None
+        raise Malformed("not a private key as `posgap policy --keygen` writes it", at=VARIABLE) from None
 
 
 def public_key(key: Ed25519PrivateKey) -> str:
@@ -48,12 +48,16 @@ def require_signed(file: Path, signed_by: str, who: str) -> None:
     requires it."""
     beside = signature_file(file)
     if not beside.is_file():
-        raise PosgapError(f"{file}: not signed, and {who} asks for a verdict signed by {signed_by}; gate again with it")
+        raise PosgapError(
+            f"not signed, and {who} asks for a verdict signed by {signed_by}; gate again with it", at=str(file)
+        )
     try:
         signature = base64.b64decode(read_bytes(beside)[:200].strip(), validate=True)
         Ed25519PublicKey.from_public_bytes(_bytes(signed_by, PUBLIC)).verify(signature, read_bytes(file))
     except (InvalidSignature, ValueError):
-        raise PosgapError(f"{beside}: not the signature of this verdict by {signed_by}, as {who} asks for") from None
+        raise Contradiction(
+            f"not the signature of this verdict by {signed_by}, as {who} asks for", at=str(beside)
+        ) from None
 
 
 def _bytes(text: str, kind: str) -> bytes:
@@ -71,7 +75,7 @@ def keygen(out: Path) -> None:
     try:
         opened = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise PosgapError(f"{out}: is there already; a key is never replaced, name another file") from None
+        raise BadOutput("is there already; a key is never replaced, name another file", at=str(out)) from None
     with open(opened, "w", encoding="ascii") as file:
         file.write(PRIVATE + base64.b64encode(key.private_bytes_raw()).decode() + "\n")
     show(f"signed_by: {public_key(key)}", {"signed_by": public_key(key), "private_key": str(out)})

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from posgap.foundation.errors import PosgapError, shorten
+from posgap.foundation.errors import Contradiction, PosgapError, shorten
 from posgap.foundation.files import digest_of, digest_path, read_model
 from posgap.foundation.registry import Parameters
 from posgap.gating.demands import Guard, Policy
@@ -111,7 +111,7 @@ def _require_reference_answers(
     try:
         require_answers(model, inputs, policy, examples, swept, role)
     except PosgapError as error:
-        raise PosgapError(f"{swept}: the sweep of the {role} cannot be believed: {error}") from None
+        raise error.within(f"{swept}: the sweep of the {role} cannot be believed") from None
 
 
 class TriedGuard(NamedTuple):
@@ -155,7 +155,7 @@ def require_guards(model: Path, guards: Sequence[TriedGuard], policy: Policy, ro
             elif known is not None:
                 require_answers(model, guard.judged, policy, guard.source, known.path, role, rules)  # type: ignore[arg-type]
         except PosgapError as error:
-            raise PosgapError(f"guard {guard.name}: {error}") from None
+            raise error.within(f"guard {guard.name}") from None
 
 
 def _require_texts(model: Path, guard: TriedGuard, role: str) -> None:
@@ -166,14 +166,14 @@ def _require_texts(model: Path, guard: TriedGuard, role: str) -> None:
     ruling = guard.rule.judge(guard.guard, replace(guard.judged, **{role: again}))  # type: ignore[arg-type]  # a role
     log.info("%s: plain text is at %.4f nats a token, and was recorded at %.4f", role, again.mean, known.mean)
     if not ruling.passed:
-        raise PosgapError(f"the {role} has other log-probabilities than recorded, and with these: {against(ruling)}")
+        raise Contradiction(f"the {role} has other log-probabilities than recorded, and with these: {against(ruling)}")
 
 
 def _require_believable(guard: TriedGuard, model: Path, policy: Policy, role: str) -> None:
     try:
         require_guards(model, [guard], policy, role)
     except PosgapError as error:
-        raise PosgapError(f"what was measured of the {role} cannot be believed: {error}") from None
+        raise error.within(f"what was measured of the {role} cannot be believed") from None
 
 
 def _bring(version: "ModelVersion | None", sweep: Sweep, role: str, place: Path, base: Path | None) -> Path:
@@ -216,7 +216,7 @@ def _require_promoted_by(recorded: Path, evidence: Evidence, version: str) -> No
     """Raises `PosgapError` unless the predictions are those of the recorded sweep."""
     kept, judged = (digest_path(folder / PREDICTIONS_FILE) for folder in (recorded, evidence.path))
     if kept != judged:
-        raise PosgapError(
+        raise Contradiction(
             f"{evidence.path}: not the sweep with which {version} was promoted, which MLflow has; gate again with "
             "--name and without --champion"
         )
@@ -235,7 +235,7 @@ def _require_base_of_record(inputs: GateInputs, champion: "ModelVersion | None")
         judged.settings_digest,
     )
     if was_same and judged.model_digest and then.get(PREDICTIONS_FILE) != judged.files[PREDICTIONS_FILE]:
-        raise PosgapError(
+        raise Contradiction(
             f"{inputs.base.path}: has other responses of the base than those beside which the champion was judged; "
             "gate beside the sweep of then, or on other examples"
         )
@@ -346,7 +346,7 @@ class DecidingEdits:
         broken = next((ruling for ruling in rulings if not ruling.passed), None)
         if broken:
             others = sum(not same for same in map(math.isclose, scores, _recorded_scores(rows)))
-            raise PosgapError(
+            raise Contradiction(
                 f"{others} of {len(rows)} responses that were asked again have another score than its sweep recorded, "
                 f"and with these the policy does not admit it: {against(broken)}"
             )
@@ -415,7 +415,7 @@ def _require_cut(rows: Sequence[Prediction], completions: Sequence[Completion]) 
     """Raises `PosgapError` if a response was cut at the limit of tokens, and its row hides that."""
     for row, completion in zip(rows, completions, strict=True):
         if completion.text == row["response"] and completion.cut and not row.get("cut"):
-            raise PosgapError(
+            raise Contradiction(
                 f"the response to {row['id']} is cut at the limit of tokens, and the sweep says that it is not: "
                 f"{shorten(repr(completion.text))}"
             )
@@ -438,7 +438,7 @@ def _require_clean(
         if not is_clean and outcome_of(row) == "answered" and not row.get("cut") and not row.get("echo"):
             hidden.append((row, text))
     if len(hidden) > MAX_WORSE * len(rows):
-        raise PosgapError(
+        raise Contradiction(
             f"{len(hidden)} of {len(rows)} responses are empty, repeat the prompt or are cut, and its sweep says that "
             f"they do not: {_tell_difference(*hidden[0])}"
         )
@@ -450,7 +450,7 @@ def _require_alike(rows: Sequence[Prediction], responses: Sequence[str], role: s
     same = len(rows) - len(others)
     log.info("%s: %d of %d sampled responses match the sweep", role, same, len(rows))
     if 2 * same < len(rows):
-        raise PosgapError(
+        raise Contradiction(
             f"only {same} of {len(rows)} responses are as its sweep recorded: {_tell_difference(*others[0])}"
         )
 
@@ -463,7 +463,7 @@ def _require_scores(rows: Sequence[Prediction], responses: Sequence[str], scores
             worse.append((row, response))
     right = sum(map(bool, _recorded_scores(rows)))
     if len(worse) > MAX_WORSE * right:
-        raise PosgapError(
+        raise Contradiction(
             f"{len(worse)} of {right} right responses have a lower score than its sweep recorded: "
             f"{_tell_difference(*worse[0])}"
         )

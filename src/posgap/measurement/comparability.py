@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Collection
 from typing import Any, get_args
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import NotAlike
 from posgap.foundation.fields import Allowable
 from posgap.foundation.files import digest_of
 from posgap.measurement.evidence import Evidence
@@ -85,7 +85,8 @@ def align_comparable(sweep: Evidence, reference: Evidence, allow: Collection[str
         )
         meant = ",".join(name for name in names if name in ALLOWABLE)
         hint = f"; if you intend the difference, give --allow {meant}" if set(others) <= {*ALLOWABLE} else ""
-        raise PosgapError(
-            f"{sweep.path} and {reference.path}: not asked alike: {differences}; sweep both models in one way{hint}"
+        raise NotAlike(
+            f"not asked alike: {differences}; sweep both models in one way{hint}",
+            at=f"{sweep.path} and {reference.path}",
         )
     return sweep.reorder_like(reference), names

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Contradiction, Malformed, NotAlike
 from posgap.measurement.figures import baseline_scores
 from posgap.measurement.predictions import Prediction, outcomes_of, read_predictions, swept_rows
 from posgap.measurement.sample import Sample
@@ -30,20 +30,24 @@ def _scores_of(
         of_example = scores.setdefault(row["id"], [None] * (len(column) * samples))
         if where not in column or sample >= samples or of_example[column[where] * samples + sample] is not None:
             fault = "was predicted twice" if where in column and sample < samples else "is no placement of this sweep"
-            raise PosgapError(f"{path}: predictions of {row['id']}: {format_positions(where)} {fault}")
+            raise Malformed(f"{format_positions(where)} {fault}", at=f"{path}: predictions of {row['id']}")
         contents.setdefault(row["id"], row["content"])
         unanswered_of_example = unanswered.setdefault(row["id"], [0] * len(column))
         if row.get("outcome", "answered") != "answered":
             if row["correct"]:
                 place = format_positions(where)
-                raise PosgapError(f"{path}: predictions of {row['id']}: {row['outcome']} at {place}, and yet right")
+                raise Contradiction(
+                    f"{row['outcome']} at {place}, and yet right", at=f"{path}: predictions of {row['id']}"
+                )
             unanswered_of_example[column[where]] += 1
         of_example[column[where] * samples + sample] = row["correct"]
     for row in predictions:  # also a baseline's
         if contents.get(row["id"], row["content"]) != row["content"]:
-            raise PosgapError(f"{path}: predictions of {row['id']}: of examples of different content; sweep again")
+            raise Contradiction(
+                "of examples of different content; sweep again", at=f"{path}: predictions of {row['id']}"
+            )
     if any(None in of_example for of_example in scores.values()) or len(scores) != sweep.n_examples:
-        raise PosgapError(f"{path}: predictions are missing; sweep again with --force")
+        raise Malformed("predictions are missing; sweep again with --force", at=str(path))
     correct = np.array(list(scores.values()), dtype=float).reshape(len(scores), len(column), samples).mean(axis=2)
     return list(scores), list(contents.values()), correct, np.array(list(unanswered.values())) / samples
 
@@ -73,7 +77,7 @@ class Evidence:
         """Returns a copy with the examples in the reference's order; `PosgapError` if the examples or their groups
         differ."""
         if sorted(self.contents) != sorted(reference.contents) or self.sweep.groups != reference.sweep.groups:
-            raise PosgapError(
+            raise NotAlike(
                 f"{self.path} and {reference.path}: predictions of other examples, or in other groups; sweep both again"
             )
         order = np.empty(len(self.contents), dtype=int)

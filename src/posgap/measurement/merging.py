@@ -6,7 +6,7 @@ from itertools import chain
 import numpy as np
 from pydantic import Field
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import NotAlike, PosgapError
 from posgap.foundation.files import Record, parse_as
 from posgap.generation.served import MUST_STAY, EndpointIdentity
 from posgap.measurement.comparability import list_differences
@@ -105,7 +105,7 @@ def _require_alike(first: Evidence, other: Evidence, without_effect: Collection[
         names.append("examples")
     names = [name for name in dict.fromkeys(names) if name not in _APART]
     if names:
-        raise PosgapError(f"{first.path} and {other.path}: not parts of one sweep; {', '.join(names)} differ")
+        raise NotAlike(f"not parts of one sweep; {', '.join(names)} differ", at=f"{first.path} and {other.path}")
 
 
 def _endpoint_differences(sweep: Sweep, other: Sweep) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from posgap.data.import_report import ImportReport
 from posgap.data.reading import read_examples
-from posgap.foundation.errors import PosgapError, shorten
+from posgap.foundation.errors import Contradiction, NotAlike, NotFound, PosgapError, shorten
 from posgap.foundation.locations import Location
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.predictions import outcome_of, read_predictions
@@ -45,20 +45,22 @@ def swept_examples(
     except (PosgapError, OSError) as error:
         if given:
             raise
-        raise PosgapError(
-            f"{folder}: its examples are not at hand, neither from here nor from a folder above it ({error}); give "
-            "them with --examples"
+        raise NotFound(
+            f"its examples are not at hand, neither from here nor from a folder above it ({error}); give them with "
+            "--examples",
+            at=str(folder),
         ) from None
     if not examples:
-        raise PosgapError(f"{folder}: names no examples; give them with --examples")
+        raise NotFound("names no examples; give them with --examples", at=str(folder))
     found: dict[str, AnyExample] = {}
     for content, example in zip(content_keys(examples), examples):
         found.setdefault(content, example)
     swept = [found[content] for content in evidence.contents if content in found]
     if examples_digest(swept, 0 if sweep.filled else sweep.n_docs, sweep.asked.shuffle) != sweep.examples_digest:
-        raise PosgapError(
-            f"{place}: not the examples of {folder}, of which {len(swept)} of {sweep.n_examples} are there; give those "
-            "that were swept with --examples"
+        raise NotAlike(
+            f"not the examples of {folder}, of which {len(swept)} of {sweep.n_examples} are there; give those that "
+            "were swept with --examples",
+            at=str(place),
         )
     return {content: found[content] for content in evidence.contents}
 
@@ -73,23 +75,23 @@ def require_scores(evidence: Evidence, examples: Mapping[str, AnyExample]) -> No
     path = evidence.path
     sweep = evidence.sweep
     if find_groups(examples.values()) != sweep.groups:
-        raise PosgapError(f"{path}: the examples hang together in other groups than it says; sweep again")
+        raise Contradiction("the examples hang together in other groups than it says; sweep again", at=str(path))
     scored = metric_scorer(sweep)
     repeats = echo_finder(sweep)
     for row in read_predictions(path):
         at = Placement(tuple(row["placement"]), sweep.n_docs, row.get("baseline", ""))
+        where = f"{path}: {row['id']} at {at.name}"
         said = outcome_of(row) == "answered"
         score = scored(row["response"], examples[row["content"]], at) if said else 0.0
         if not math.isclose(row["correct"], score, abs_tol=_AGREE):
             response = shorten(repr(row["response"]))
-            raise PosgapError(
-                f"{path}: {row['id']} at {at.name}: the score of {response} is {score:g} and not {row['correct']:g}, "
-                "which the sweep has; sweep again"
+            raise Contradiction(
+                f"the score of {response} is {score:g} and not {row['correct']:g}, which the sweep has; sweep again",
+                at=where,
             )
         if said and row.get("echo") is False and repeats(row["response"], examples[row["content"]], at):
-            raise PosgapError(
-                f"{path}: {row['id']} at {at.name}: the response repeats the prompt, and the sweep says that it does "
-                "not; sweep again"
+            raise Contradiction(
+                "the response repeats the prompt, and the sweep says that it does not; sweep again", at=where
             )
 
 

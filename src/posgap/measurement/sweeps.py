@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Contradiction, PosgapError
 from posgap.foundation.files import Record, read_model
 from posgap.foundation.locations import last_name
 from posgap.foundation.printing import format_count
@@ -185,7 +185,7 @@ class Sweep(Record):
             return TASKS[self.task]
         task = TASKS[self.definition]
         if task.name != self.task or task.name in TASKS.names():
-            raise PosgapError(
+            raise Contradiction(
                 f"the sweep's task {task.name} came from a file, and is not the task {self.task}; sweep again"
             )
         return task

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posgap.foundation import files
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Contradiction, PosgapError
 from posgap.tracking import champions, flavor
 from posgap.tracking.candidates import best_of_run
 from posgap.tracking.champions import CHALLENGER, CHAMPION, PREVIOUS, Change
@@ -255,13 +255,13 @@ def _require_stored(name: str, version: str, model_digest: str, try_out: Callabl
     with tempfile.TemporaryDirectory() as place:
         folder = bring_model(uri, Path(place))
         if files.digest_path(folder) != model_digest:
-            raise PosgapError(
-                f"{uri}: MLflow gives back other files than it was given; no alias was moved, promote again"
+            raise Contradiction(
+                "MLflow gives back other files than it was given; no alias was moved, promote again", at=uri
             )
         try:
             try_out(folder)
         except PosgapError as error:
-            raise PosgapError(f"{uri}: no alias was moved: {error}") from None
+            raise error.within(f"{uri}: no alias was moved") from None
 
 
 def _log_model(model: Path, digest: str, name: str, run: Run, asked: Mapping[str, Any] | None) -> str:

@@ -1,6 +1,6 @@
 """Finds the policy that a verb's options demand, or the file and the registered model that they name."""
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption
 from posgap.foundation.locations import Location
 from posgap.gating.demands import Policy
 from posgap.gating.policy import as_file, policy_line, read_policy, registered_policy
@@ -22,7 +22,7 @@ def policy_of(config: GateConfig | CheckConfig | PlanGateConfig) -> Policy:
         value = getattr(options, name)
         demanded = getattr(policy, name)
         if value not in (config.default(name), demanded):
-            raise PosgapError(
+            raise BadOption(
                 f"`{name}` {value}: {config.policy} says {demanded}, which nothing beside it changes; leave that out, "
                 "or change the policy"
             )
@@ -38,7 +38,7 @@ def policy_file(config: GateConfig) -> Location | None:
     if own is None:
         return config.policy
     if config.policy is not None:
-        raise PosgapError(
+        raise BadOption(
             f"--policy {config.policy}: {config.name} has a policy of its own, {policy_line(own)}, which no other "
             "replaces; leave --policy out"
         )

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption
 from posgap.foundation.files import write_json
 from posgap.foundation.locations import Location
 from posgap.foundation.printing import RESULT, colour_word
@@ -63,7 +63,7 @@ def _complete(config: GateConfig) -> GateConfig:
     key = signing_key()
     signer = public_key(key) if key else ""
     if config.signer not in ("", signer):
-        raise PosgapError(f"`signer` {config.signer}: POSGAP_SIGNING_KEY holds {signer or 'no key'}")
+        raise BadOption(f"`signer` {config.signer}: POSGAP_SIGNING_KEY holds {signer or 'no key'}")
     decided = {"champion": _champion_sweep(config), "policy": policy_file(config), "signer": signer}
     return config.model_copy(update=decided)
 

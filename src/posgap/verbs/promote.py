@@ -7,7 +7,7 @@ from pathlib import Path
 
 from posgap.distillation.held_out import describe_training
 from posgap.distillation.methods import method_of
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Contradiction, NotAlike, NotFound
 from posgap.foundation.files import digest_path, write_json
 from posgap.foundation.locations import Location, with_uris
 from posgap.foundation.printing import RESULT
@@ -120,7 +120,7 @@ def _promote_judged(config: PromoteConfig, manifest_of: Path, out: Path, run: Ru
         require_registrable(stored)
         _require_origin(stored, config, swept)
         if digest_of_tensors(stored) != tags[registry.WEIGHTS]:
-            raise PosgapError("MLflow gives back other weights than it was given; promote again")
+            raise Contradiction("MLflow gives back other weights than it was given; promote again")
         require_kept_alike(stored, swept)
         require_answers(stored, inputs, policy, examples, config.sweep)
         require_guards(stored, guards, policy)
@@ -149,7 +149,9 @@ def _judged_sweep(config: PromoteConfig, verdict: Verdict) -> Sweep:
     swept_files = sweep_record(evidence).files
     for name, sha in verdict.evidence["candidate"].files.items():
         if sha != swept_files.get(name):
-            raise PosgapError(f"{config.gate}: judged another sweep than {config.sweep}: {name} differs; gate this one")
+            raise NotAlike(
+                f"judged another sweep than {config.sweep}: {name} differs; gate this one", at=str(config.gate)
+            )
     evidence.sweep.require_model_alone(
         config.sweep, "the registry serves the model alone: sweep without one, gate that and promote it"
     )
@@ -173,9 +175,9 @@ def _require_lasting(verdict: Verdict, config: PromoteConfig, policies: Sequence
 def _require_swept_model(config: PromoteConfig, verdict: Verdict, swept: Sweep) -> None:
     """Raises `PosgapError` unless the model's folder is the swept one, and reports the same origin as the sweep."""
     if not Path(config.model).is_dir():
-        raise PosgapError(f"{config.model}: no such folder; only a model on disk can be promoted")
+        raise NotFound("no such folder; only a model on disk can be promoted", at=config.model)
     if not swept.model_digest == verdict.model_digest == config.digest("model"):
-        raise PosgapError(f"{config.model}: sweep and gate are of another model; sweep this one and gate it again")
+        raise NotAlike("sweep and gate are of another model; sweep this one and gate it again", at=config.model)
     _require_origin(Path(config.model), config, swept)
 
 
@@ -183,10 +185,12 @@ def _require_origin(model: Path, config: PromoteConfig, swept: Sweep) -> None:
     """Raises `PosgapError` unless a model's folder agrees with the sweep on what it learnt and what it was made
     from."""
     if training_examples(model) != training_examples(config.sweep):
-        raise PosgapError(f"{config.sweep}: says otherwise than {config.model} what the model learnt; sweep it again")
+        raise Contradiction(
+            f"says otherwise than {config.model} what the model learnt; sweep it again", at=str(config.sweep)
+        )
     if ancestors(model) != swept.ancestors:
-        raise PosgapError(
-            f"{config.sweep}: says otherwise than {config.model} what the model was made from; sweep it again"
+        raise Contradiction(
+            f"says otherwise than {config.model} what the model was made from; sweep it again", at=str(config.sweep)
         )
 
 
