@@ -3,11 +3,12 @@
 import gzip
 
 import pytest
+from refusals import refuses
 
 import posgap
 from posgap.data.choice_files import LAYOUTS
 from posgap.data.reading import read_examples
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Malformed, NotFound, Unreadable
 from posgap.foundation.files import read_rows, write_jsonl
 from posgap.options.data_import import ImportConfig
 from posgap.verbs.data_import import data_import
@@ -49,10 +50,10 @@ def test_mmlu_of_the_hub_in_json_parquet_and_as_a_folder_of_datasets(tmp_path):
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "parts" / "test-00000-of-00001.parquet")
     assert list(read_mmlu(tmp_path / "parts" / "test-00000-of-00001.parquet")) == lines
     assert list(read_mmlu(tmp_path / "parts")) == lines
-    with pytest.raises(PosgapError, match="without Parquet files"):
+    with refuses(NotFound, at=tmp_path):
         list(read_mmlu(tmp_path))
     (tmp_path / "torn.parquet").write_bytes(b"PAR1 and then nothing")
-    with pytest.raises(PosgapError, match="torn.parquet: cannot be read as parquet"):
+    with refuses(Unreadable, at="torn.parquet"):
         list(read_mmlu(tmp_path / "torn.parquet"))
 
 
@@ -67,29 +68,28 @@ def test_mmlu_of_its_authors_with_and_without_a_header(tmp_path, header):
 
 
 @pytest.mark.parametrize(
-    ("row", "complaint"),
+    ("row", "named"),
     [
-        (MMLU | {"answer": 4}, ":2: field `answer`: 4 is none of the 4 options"),
-        (MMLU | {"answer": "E"}, ":2: field `answer`: 'E' is none of the 4 options"),
-        (MMLU | {"answer": ""}, ":2: field `answer`: '' is none of the 4 options"),
-        (MMLU | {"choices": ["alone"]}, ":2: field `choices`"),
-        ({"question": "?"}, ":2: field `choices`"),
-        ([1], ":2: expected a JSON object"),
+        (MMLU | {"answer": 4}, "`answer`: 4 "),
+        (MMLU | {"answer": "E"}, "`answer`: 'E'"),
+        (MMLU | {"answer": ""}, "`answer`: ''"),
+        (MMLU | {"choices": ["alone"]}, "`choices`"),
+        ({"question": "?"}, "`choices`"),
+        ([1], "[1]"),
     ],
 )
-def test_a_broken_line_of_mmlu_is_named(tmp_path, row, complaint):
-    with pytest.raises(PosgapError) as error:
+def test_a_broken_line_of_mmlu_is_named(tmp_path, row, named):
+    with refuses(Malformed, named, at=":2"):
         list(read_mmlu(written(tmp_path / "m.jsonl", [MMLU, row])))
-    assert complaint in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["a,b,c\n", "a,b,c,d,e,f,g\n", '"never closed\n'])
 def test_a_broken_csv_is_named(tmp_path, text):
     (tmp_path / "m.csv").write_text(HENDRYCKS + text)
-    with pytest.raises(PosgapError, match=r"m\.csv"):
+    with refuses(Malformed, at="m.csv:3"):
         list(read_mmlu(tmp_path / "m.csv"))
     (tmp_path / "m.csv").write_bytes(HENDRYCKS.encode() + b"\x81,b,c,d,e,A\n")
-    with pytest.raises(PosgapError, match="no CSV file"):
+    with refuses(Malformed, at="m.csv"):
         list(read_rows(tmp_path / "m.csv", "abcdef"))
 
 
@@ -142,7 +142,7 @@ def test_reward_bench_in_both_layouts(tmp_path):
     assert [d.title for d in (*first.gold, *first.distractors)] == ["GPT4", "llama"]
     assert [d.title for d in (*second.gold, *second.distractors)] == ["m1", "m2", "m3", "m4"]
     assert others == [(3, None), (4, None)]
-    with pytest.raises(PosgapError, match=":1: field `rejected`"):
+    with refuses(Malformed, "`rejected`", at=":1"):
         list(read_reward_bench(written(tmp_path / "b.jsonl", [{"prompt": "?", "chosen": "a"}])))
 
 
@@ -156,7 +156,7 @@ def test_comparisons_of_ones_own_as_csv_and_as_lines(tmp_path):
     ((_, example),) = read_comparisons(written(tmp_path / "c.jsonl", rows))
     assert texts(example) == ("c", ["a", "b"]) and example.id == "mine"
     for label in ("d", "", "0", "both"):
-        with pytest.raises(PosgapError, match=r":1: field `label`: .* none of the 3 answers"):
+        with refuses(Malformed, "`label`", repr(label), at=":1"):
             list(read_comparisons(written(tmp_path / "b.jsonl", [rows[0] | {"label": label}])))
 
 

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from refusals import refuses
 
 from posgap.data.import_report import ImportReport
 from posgap.data.retrieval_logs import RetrievalLog, is_log
@@ -208,7 +209,7 @@ def test_what_an_application_answered_is_no_accepted_answer(row):
 )
 def test_a_file_without_retrieved_passages_names_its_fields(name, row):
     assert is_log(row)
-    with pytest.raises(Malformed, match=f"no retriev.*found .*{name}") as refused:
+    with refuses(Malformed, name) as refused:
         read(row)
     assert len(str(refused.value)) < 400
 
@@ -294,7 +295,7 @@ def test_one_order_is_taken_as_it_is_meant(columns, listed, right):
 
 @pytest.mark.parametrize("order", ["up", "x:lowest", "score", "score:best"])
 def test_an_order_that_the_log_has_not_is_refused(order):
-    with pytest.raises(BadOption, match="score:highest, score:lowest"):
+    with refuses(BadOption, "score:highest, score:lowest"):
         read({**ASKED, "passages": passages(score=[1, 2, 3])}, order=order)
 
 
@@ -349,11 +350,10 @@ def test_the_ids_that_are_named_decide():
     ],
 )
 def test_a_prompt_is_no_question(row, named):
-    with pytest.raises(Ambiguous, match=named) as refused:
+    with refuses(Ambiguous, named, "--columns question="):
         read({**row, "contexts": TEXTS, "ground_truth": "north"})
-    assert "--columns question=" in str(refused.value)
     rows = [{**row, "answers": "north", "text": text, "rank": at} for at, text in enumerate(TEXTS, start=1)]
-    with pytest.raises(Ambiguous, match=named):
+    with refuses(Ambiguous, named):
         read(*rows)
 
 
@@ -418,33 +418,33 @@ def test_one_passage_has_no_position():
 
 
 @pytest.mark.parametrize(
-    ("cell", "said"),
-    [(json.dumps(TEXTS)[:-9], "a list that breaks off"), (" ".join(TEXTS), "a text and no list of passages")],
+    ("cell", "named"),
+    [(json.dumps(TEXTS)[:-9], "32,767 characters"), (" ".join(TEXTS), '["...", "..."]')],
 )
-def test_a_cell_that_holds_no_list_is_named(cell, said):
+def test_a_cell_that_holds_no_list_is_named(cell, named):
     cell = cell.replace("exports", "exports " + "x" * 9000)
-    with pytest.raises(Malformed, match=f"log:1: field `contexts`: {said}") as refused:
+    with refuses(Malformed, "log:1: field `contexts`", named) as refused:
         read({"question": QUESTION, "ground_truth": "north", "contexts": cell})
     assert len(str(refused.value)) < 300
 
 
 def test_columns_of_one_name_are_refused(tmp_path):
-    with pytest.raises(Malformed, match="log:1: two columns are called `answers`"):
+    with refuses(Malformed, "log:1", "`answers`"):
         read({**ASKED, "Answers": ["south"], "passages": TEXTS})
     (tmp_path / "log.csv").write_text("question,answer,text,answer,\nq,a,t,b,\n")
-    with pytest.raises(Malformed, match="log.csv: two columns are called 'answer'"):
+    with refuses(Malformed, "'answer'", at="log.csv"):
         list(read_rows(tmp_path / "log.csv"))
 
 
 @pytest.mark.parametrize("name", ["log.xlsx", "log.ods", "log.xls"])
 def test_a_spreadsheet_says_how_to_save_it(tmp_path, name):
     (tmp_path / name).write_bytes(b"PK\x03\x04")
-    with pytest.raises(Malformed, match=f"{name}: a spreadsheet.* CSV"):
+    with refuses(Malformed, "CSV", at=name):
         list(read_rows(tmp_path / name))
 
 
 def test_a_column_that_no_row_has_is_named():
-    with pytest.raises(BadOption, match="no row has `colour`"):
+    with refuses(BadOption, "`colour`"):
         read({**ASKED, "passages": TEXTS}, columns={"answer": "colour"})
 
 
@@ -463,5 +463,5 @@ def test_sentences_with_ids_are_warned_of_before_a_prompt_is_sent(caplog):
 
 def test_a_prompt_that_holds_the_beginning_of_one_long_passage_is_no_question():
     long = "Orm is a town of some ten thousand people that lies in the north."
-    with pytest.raises(Ambiguous, match="`input`"):
+    with refuses(Ambiguous, "`input`"):
         read({"input": f"{long[:45]}... {QUESTION}", "contexts": [TEXTS[0], long], "ground_truth": "north"})

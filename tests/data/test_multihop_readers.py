@@ -7,11 +7,12 @@ import logging
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refuses
 
 from posgap.data.readers import read_hotpotqa, read_musique
 from posgap.data.reading import read_examples
 from posgap.data.synthetic import two_hop_examples
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Malformed, PosgapError
 from posgap.foundation.files import read_json
 from posgap.options.data_import import ImportConfig
 from posgap.options.data_make import MakeConfig
@@ -146,48 +147,48 @@ def without(item, field):
 
 
 @pytest.mark.parametrize(
-    ("item", "complaint"),
+    ("item", "named"),
     [
-        (without(HOTPOT, "answer"), "h.json:2: field `answer` is missing"),
-        (HOTPOT | {"context": [["Acme", "text"]]}, r"h.json:2: field `context.0.1`"),
+        (without(HOTPOT, "answer"), "`answer`"),
+        (HOTPOT | {"context": [["Acme", "text"]]}, "`context.0.1`"),
         (
             HOTPOT | {"context": {"title": ["Acme"], "sentences": []}},
-            "h.json:2: field `context`: `title` and `sentences` differ in length",
+            "`context`: `title` and `sentences`",
         ),
-        ("text", "h.json:2: expected a JSON object, found "),
+        ("text", '"text"'),
     ],
 )
-def test_broken_hotpot_items_are_named(tmp_path, item, complaint):
-    with pytest.raises(PosgapError, match=complaint):
+def test_broken_hotpot_items_are_named(tmp_path, item, named):
+    with refuses(Malformed, named, at="h.json:2"):
         list(read_hotpotqa(written(tmp_path / "h.json", [HOTPOT, item])))
 
 
 @pytest.mark.parametrize(
-    ("item", "complaint"),
+    ("item", "named"),
     [
-        (without(MUSIQUE, "paragraphs"), "m.jsonl:2: field `paragraphs` is missing"),
+        (without(MUSIQUE, "paragraphs"), ["`paragraphs`"]),
         (
             MUSIQUE | {"question_decomposition": [{"paragraph_support_idx": 7}]},
-            "m.jsonl:2: field `question_decomposition`: no paragraph has idx 7",
+            ["`question_decomposition`", "idx 7"],
         ),
     ],
 )
-def test_broken_musique_lines_are_named(tmp_path, item, complaint):
-    with pytest.raises(PosgapError, match=complaint):
+def test_broken_musique_lines_are_named(tmp_path, item, named):
+    with refuses(Malformed, *named, at="m.jsonl:2"):
         list(read_musique(written(tmp_path / "m.jsonl", [MUSIQUE, item])))
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"),
+    ("content", "at", "named"),
     [
-        (b"{}", "h.json:1: field `question` is missing"),
-        (b"[{", "h.json:1: not JSON: the file ends"),
-        (b"\xff\xfe", "h.json: expected a"),
+        (b"{}", "h.json:1", "`question`"),
+        (b"[{", "h.json:1", ""),
+        (b"\xff\xfe", "h.json", ""),
     ],
 )
-def test_a_file_that_is_no_array_is_named(tmp_path, content, complaint):
+def test_a_file_that_is_no_array_is_named(tmp_path, content, at, named):
     (tmp_path / "h.json").write_bytes(content)
-    with pytest.raises(PosgapError, match=complaint):
+    with refuses(Malformed, named, at=at):
         list(read_hotpotqa(tmp_path / "h.json"))
 
 
@@ -205,7 +206,7 @@ def test_a_gold_paragraph_is_told_from_others_of_its_title_or_left_out(tmp_path)
 
 def test_an_import_that_leaves_nothing_says_so(tmp_path):
     file = written(tmp_path / "h.json", [HOTPOT])
-    with pytest.raises(PosgapError, match="no examples to import in lines 1 to the end; left out 1 with fewer than 10"):
+    with refuses(PosgapError, "lines 1 to", "1 with fewer than 10"):
         data_import(ImportConfig(input=file, out=tmp_path / "e.jsonl", format="hotpotqa", min_docs=10))
 
 
@@ -233,5 +234,5 @@ def test_made_two_hop_examples_are_repeatable_and_never_alike(tmp_path):
     assert len(examples) == 50 and all(len(e.distractors) == 18 for e in examples)
     few = list(two_hop_examples(12144, 3, seed=0))  # 24 * 23 * 22, every one there is
     assert len({(e.gold[0].title, *(d.text for d in (*e.gold, *e.distractors))) for e in few}) == 12144
-    with pytest.raises(PosgapError, match="n_examples=12145: that many different examples need more than 3 documents"):
+    with refuses(PosgapError, "n_examples=12145", "3 documents"):
         list(two_hop_examples(12145, 3, seed=0))

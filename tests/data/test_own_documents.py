@@ -4,10 +4,11 @@ import random
 
 import pytest
 from examples import prompt_text
+from refusals import refuses
 
 from posgap.data.documents import PARTS, read_documents, split_around
 from posgap.data.reading import read_examples
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Malformed
 from posgap.foundation.files import write_jsonl
 from posgap.options.data_import import ImportConfig
 from posgap.tasks.placements import Placement
@@ -70,23 +71,23 @@ def test_the_text_is_unchanged_at_its_own_position_and_rotated_elsewhere(table, 
 
 
 @pytest.mark.parametrize(
-    ("changes", "complaint"),
+    ("changes", "named"),
     [
-        ({"quote": "The key is gone."}, r"table.jsonl:1: field `quote`: 'The key is gone.' stands nowhere in the file"),
-        ({"quote": "weighs"}, r"field `quote`: 'weighs' stands \d+ times in the file; give a longer one"),
-        ({"quote": " "}, r"table.jsonl:1: field `quote`"),
-        ({"file": "../secret.txt"}, r"field `file`: ../secret.txt is not in the table's folder"),
-        ({"file": "/etc/hostname"}, r"field `file`: /etc/hostname is not in the table's folder"),
-        ({"file": "none.md"}, r"table.jsonl:1: field `file`: .*none.md: no such file"),
-        ({"file": "table.bin"}, r"field `file`: .*table.bin: is no text in UTF-8"),
-        ({"file": "short.md"}, r"field `file`: there is nothing around the quote"),
-        ({"answer": None}, r"table.jsonl:1: field `answer"),
+        ({"quote": "The key is gone."}, ["`quote`", "'The key is gone.'"]),
+        ({"quote": "weighs"}, ["`quote`", "'weighs'", "265 times"]),
+        ({"quote": " "}, ["`quote`"]),
+        ({"file": "../secret.txt"}, ["`file`: ../secret.txt "]),
+        ({"file": "/etc/hostname"}, ["`file`: /etc/hostname "]),
+        ({"file": "none.md"}, ["`file`: ", "none.md: "]),
+        ({"file": "table.bin"}, ["`file`: ", "table.bin: ", "UTF-8"]),
+        ({"file": "short.md"}, ["`file`"]),
+        ({"answer": None}, ["`answer`"]),
     ],
 )
-def test_what_is_wrong_with_a_row_is_named(table, tmp_path, changes, complaint):
+def test_what_is_wrong_with_a_row_is_named(table, tmp_path, changes, named):
     (tmp_path / "table.bin").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "short.md").write_text(QUOTE)
-    with pytest.raises(PosgapError, match=complaint):
+    with refuses(Malformed, *named, at="table.jsonl:1"):
         list(read_documents(table(**changes)))
 
 

@@ -8,6 +8,7 @@ from endpoint import Endpoint, served
 from examples import prompt_text, qa_example
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refuses
 
 import posgap
 from posgap.cli.main import main as command_line
@@ -64,9 +65,9 @@ def test_a_prompt_holds_the_relevant_passages_and_the_best_ranked_others():
     assert order("rag", "----x", 1, 3) == "EAB"
     assert "".join(d.title for d in as_retrieved(ranked_example("----x"), 3)) == "ABE"
     assert order("rag", "xxxxx", 2, 3) == "ABC"
-    with pytest.raises(PosgapError, match="3 passages can be shown, fewer than the 4 documents .* --n-docs 3"):
+    with refuses(PosgapError, "3 passages", "4 documents", "--n-docs 3"):
         order("rag", "x--", 1, 4)
-    with pytest.raises(PosgapError, match="has no retriever's order"):
+    with refuses(PosgapError, qa_example().id):
         as_retrieved(qa_example(), 2)
 
 
@@ -75,7 +76,7 @@ def test_a_sweep_says_where_all_documents_of_its_prompts_are_relevant(model_fold
     options = {"n_docs": 2, "max_new_tokens": 1, "quiet": True}
     posgap.sweep(model_folder, some, "rag", **options)
     assert "in 1 of 2 examples all 2 documents of a prompt are relevant, so that position cannot matter" in caplog.text
-    with pytest.raises(PosgapError, match="in 1 of 1 examples all 2 documents .* give more --n-docs"):
+    with refuses(PosgapError, "1 of 1", "2 documents", "--n-docs"):
         posgap.sweep(model_folder, some[:1], "rag", **options)
 
 
@@ -153,7 +154,7 @@ def test_a_log_is_validated_and_comes_out_as_examples(log_file, tmp_path, model_
     assert read_examples(out) == read_examples(log_file)
     report = read_json(out / "validation.json")
     assert (report["success"], report["answering_distractors"]) == (True, 0)
-    with pytest.raises(Rejection, match=r"`n_gold` must be \d, .* rag-000006 \(2\)"):
+    with refuses(Rejection, "`n_gold`", "rag-000006 (2)"):
         validate(ValidateConfig(**options, task="qa", out=tmp_path / "invalid"))
     labelled = tmp_path / "labelled.jsonl"
     write_examples(labelled, [ranked_example("-x--", f"r{i}") for i in range(2)])
@@ -244,7 +245,7 @@ def test_a_log_in_csv_becomes_a_curve_in_one_command(log_file, tmp_path, caplog)
             command_line(["sweep", *arguments, *asked])
         asked_too = {"baselines": ["as-retrieved", "oracle"]}
         result = posgap.sweep(endpoint.url, log_file, "rag", name="biased", n_docs=4, **asked_too)
-        with pytest.raises(PosgapError, match="the task qa has none that is as-retrieved"):
+        with refuses(PosgapError, "task qa", "as-retrieved"):
             posgap.sweep(endpoint.url, log_file, "qa", name="biased", n_docs=4, baselines=["as-retrieved"])
         one = posgap.sweep(endpoint.url, log_file, "rag-one", name="biased", n_docs=4)
     swept = read_sweep(tmp_path / "swept")

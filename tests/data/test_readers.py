@@ -8,11 +8,12 @@ import pytest
 from examples import kv_example, qa_example
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refuses
 
 from posgap.data.readers import read_litm_kv, read_litm_qa
 from posgap.data.reading import read_examples, write_examples
 from posgap.data.synthetic import uuid_records
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Malformed, NotFound, Unreadable
 from posgap.foundation.files import read_jsonl, write_jsonl
 from posgap.options.data_import import ImportConfig
 from posgap.options.data_make import MakeConfig
@@ -110,47 +111,46 @@ def test_lines_are_chosen_by_number(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "complaint"),
+    ("line", "named"),
     [
-        ("{not json", r"kv.jsonl:2: not JSON"),
-        ("[1, 2]", r"kv.jsonl:2: expected a JSON object"),
-        (json.dumps({k: v for k, v in KV_LINE.items() if k != "key"}), r"kv.jsonl:2: field `key` is missing"),
+        ("{not json", ""),
+        ("[1, 2]", "[1, 2]"),
+        (json.dumps({k: v for k, v in KV_LINE.items() if k != "key"}), "`key`"),
         (
             json.dumps(KV_LINE | {"ordered_kv_records": [["a"]]}),
-            r"kv.jsonl:2: field `ordered_kv_records.0.1`",
+            "`ordered_kv_records.0.1`",
         ),
-        (json.dumps(KV_LINE | {"value": "other"}), r"kv.jsonl:2: field `key`: no record holds"),
+        (json.dumps(KV_LINE | {"value": "other"}), "`key`: "),
     ],
 )
-def test_broken_kv_lines_are_named(tmp_path, line, complaint):
+def test_broken_kv_lines_are_named(tmp_path, line, named):
     (tmp_path / "kv.jsonl").write_text(json.dumps(KV_LINE) + "\n" + line + "\n")
-    with pytest.raises(PosgapError, match=complaint):
+    with refuses(Malformed, named, at="kv.jsonl:2"):
         list(read_litm_kv(tmp_path / "kv.jsonl"))
 
 
 def test_a_qa_line_without_titles_is_named(tmp_path):
     broken = QA_LINE | {"ctxs": [{"text": "me", "isgold": True}]}
     write_jsonl(tmp_path / "qa.jsonl", [QA_LINE, broken])
-    with pytest.raises(PosgapError, match=r"qa.jsonl:2: field `ctxs.0.title` is missing"):
+    with refuses(Malformed, "`ctxs.0.title`", at="qa.jsonl:2"):
         list(read_litm_qa(tmp_path / "qa.jsonl"))
 
 
 def test_an_example_with_a_wrong_field_is_named(tmp_path):
     rows = [qa_example().model_dump(), qa_example(1).model_dump() | {"answers": "me"}]
     write_jsonl(tmp_path / "e.jsonl", rows)
-    with pytest.raises(PosgapError, match=r"e.jsonl:2: field `answers`"):
+    with refuses(Malformed, "`answers`", at="e.jsonl:2"):
         read_examples(tmp_path / "e.jsonl")
 
 
 def test_an_id_that_two_examples_have_is_refused_with_both_lines(tmp_path):
     own = {"id": "a", "question": "q", "answers": ["x"], "documents": [{"text": "x", "gold": True}]}
     write_jsonl(tmp_path / "own.jsonl", [own, own | {"id": "b"}, own])
-    complaint = r"own.jsonl:3: the id 'a' is that of line 1 too; give each example an id of its own"
-    with pytest.raises(PosgapError, match=complaint):
+    with refuses(Malformed, "'a'", "line 1", at="own.jsonl:3"):
         data_import(ImportConfig(input=tmp_path / "own.jsonl", out=tmp_path / "e.jsonl", format="own"))
     assert not (tmp_path / "e.jsonl").exists()
     write_examples(tmp_path / "e.jsonl", [kv_example(0), kv_example(1), kv_example(1)])
-    with pytest.raises(PosgapError, match=r"e.jsonl:3: the id 'kv-1' is that of line 2 too"):
+    with refuses(Malformed, "'kv-1'", "line 2", at="e.jsonl:3"):
         read_examples(tmp_path / "e.jsonl")
 
 
@@ -168,27 +168,25 @@ def test_importing_keeps_no_more_in_memory_however_long_the_file_is(tmp_path):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(PosgapError, match="none.jsonl: no such file"):
+    with refuses(NotFound, at="none.jsonl"):
         read_examples(tmp_path / "none.jsonl")
 
 
 def test_a_truncated_archive_is_named(tmp_path):
     packed = gzip.compress(json.dumps(KV_LINE).encode() * 50)
     (tmp_path / "kv.jsonl.gz").write_bytes(packed[: len(packed) // 2])
-    with pytest.raises(PosgapError, match=r"kv.jsonl.gz: cannot be read"):
+    with refuses(Unreadable, at="kv.jsonl.gz"):
         list(read_litm_kv(tmp_path / "kv.jsonl.gz"))
 
 
 def test_a_file_that_is_no_archive_is_named(tmp_path):
     (tmp_path / "kv.jsonl.gz").write_text("hello")
-    with pytest.raises(PosgapError, match=r"kv.jsonl.gz: cannot be read"):
+    with refuses(Unreadable, at="kv.jsonl.gz"):
         list(read_litm_kv(tmp_path / "kv.jsonl.gz"))
 
 
 def test_public_records_that_were_not_imported_say_how(tmp_path):
     file = tmp_path / "kv.jsonl"
     file.write_text(json.dumps({"ordered_kv_records": [["k", "v"]], "key": "k", "value": "v"}))
-    with pytest.raises(
-        PosgapError, match=rf"{file}: the public layout .* `posgap data import --format litm-kv --input"
-    ):
+    with refuses(Malformed, "--format litm-kv", at=file):
         read_examples(file)

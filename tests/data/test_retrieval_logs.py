@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pandas
 import pytest
+from refusals import refuses
 
 import posgap
 from posgap.data.import_report import ImportReport
 from posgap.data.reading import read_examples, write_examples
 from posgap.data.retrieval_logs import RetrievalLog
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Malformed, PosgapError
 from posgap.foundation.files import read_rows, write_json, write_jsonl
 from posgap.options.data_import import ImportConfig
 from posgap.tasks.content import content_key
@@ -187,24 +188,24 @@ def test_names_of_columns_are_told_without_regard_to_case_and_space(tmp_path):
         f'Question , Answer,RANK,Passage\n{QUESTION},{ANSWER},2,"of\nmany lines"\n{QUESTION},,1,{ANSWER} won.\n'
         f"{QUESTION},,third,\n"
     )
-    with pytest.raises(PosgapError, match="log.csv:5: field `rank`: expected a number, found 'third'"):
+    with refuses(Malformed, "log.csv:5: field `rank`", "'third'"):
         read_examples(tmp_path / "log.csv")
     (tmp_path / "log.csv").write_text((tmp_path / "log.csv").read_text().replace("third", "3"))
     assert [p.text for p in only(tmp_path / "log.csv").passages] == [f"{ANSWER} won.", "of\nmany lines"]
     pandas.DataFrame([{"Frage": QUESTION, "Passage": "a"}]).to_csv(tmp_path / "log.csv", index=False)
-    with pytest.raises(PosgapError, match="log.csv:2: field `question`: .* query, .*; found frage, passage"):
+    with refuses(Malformed, "log.csv:2: field `question`", " query, ", "frage, passage"):
         read_examples(tmp_path / "log.csv")
 
 
 def test_a_table_is_no_file_of_lost_in_the_middle(tmp_path):
     (tmp_path / "log.csv").write_text("question,answer,text\n")
-    with pytest.raises(PosgapError, match="log.csv: a table, .* give --format rag"):
+    with refuses(PosgapError, "--format rag"):
         data_import(ImportConfig(input=tmp_path / "log.csv", out=tmp_path / "e.jsonl"))
 
 
 def test_a_label_that_is_a_text_is_named_by_its_row_and_column(tmp_path):
     rows = [{"question": QUESTION, "answer": ANSWER, "gold": g, "passage": g} for g in ("yes", "", "the 2nd")]
-    with pytest.raises(PosgapError, match="log:3: field `gold`: 'the 2nd' does not say .* rename the field"):
+    with refuses(Malformed, "log:3: field `gold`", "'the 2nd'"):
         list(RetrievalLog("log").examples(enumerate(rows, start=1)))
 
 
@@ -244,7 +245,7 @@ def test_traces_that_the_libraries_wrote(tmp_path, trace):
 
 
 def test_a_trace_without_answers_says_what_to_give():
-    with pytest.raises(PosgapError, match="left out 2 without answers .*--answers"):
+    with refuses(PosgapError, "left out 2", "--answers"):
         read_examples(TRACES / "langchain_runs.jsonl")
 
 
@@ -300,27 +301,39 @@ def test_a_ranked_example_has_the_content_of_the_same_question_without_ranks(tmp
 
 
 @pytest.mark.parametrize(
-    ("row", "complaint"),
+    ("row", "named"),
     [
-        ({"passages": PASSAGES, "answers": ["a"]}, "log.jsonl:1: field `question`: missing or empty"),
-        ({"question": "q", "answers": ["a"]}, "no retrieved passages.*`passages`.*`text`.*found question, answers"),
-        ({"question": "q", "answers": ["a"], "passages": ["a", 7]}, "expected a JSON object, found 7"),
-        ({"question": "q", "answers": ["a"], "passages": [{"text": 7}]}, "expected a passage's `text`"),
-        ({"question": "q", "answers": {"a": 1}, "passages": ["a"]}, "field `answers`: expected a list"),
-        ({"question": "q", "answers": ["a"], "passages": [{"text": "a", "score": "high"}]}, "expected a number"),
+        ({"passages": PASSAGES, "answers": ["a"]}, "log.jsonl:1: field `question`"),
+        ({"question": "q", "answers": ["a"]}, "question, answers"),
+        (
+            {"question": "q", "answers": ["a"], "passages": ["a", 7]},
+            "field `passages`: ",
+        ),
+        ({"question": "q", "answers": ["a"], "passages": [{"text": 7}]}, "`text`"),
+        ({"question": "q", "answers": {"a": 1}, "passages": ["a"]}, "field `answers`"),
+        (
+            {"question": "q", "answers": ["a"], "passages": [{"text": "a", "score": "high"}]},
+            "field `score`: ",
+        ),
         (
             {"question": "q", "answers": ["a"], "passages": [{"text": "a", "relevant": "maybe"}]},
-            "field `relevant`: 'maybe' does not say whether the passage is relevant: write true or false",
+            "field `relevant`: 'maybe'",
         ),
-        ({"question": "q", "answers": ["a"], "passages": ["a"], "relevant_ids": ["1"]}, "no passages with an id"),
-        ({"question": "q", "answers": ["a"], "passages": ["a"], "scores": [1, 2]}, "2 scores for 1 passages"),
-        ({"question": "q", "answers": ["a"], "passages": {"text": ["a", "b"], "score": [1]}}, "differ in length"),
-        ({"question": "q", "answers": ["a"], "passages": "['a'\n 'b']"}, "a list as NumPy prints it"),
-        ({"question": "q", "answers": ["a"], "passages": "[" * 5000}, "a list that breaks off"),
-        ({"question": "q", "answers": [None], "passages": ["a"]}, "left out 1 without answers"),
+        (
+            {"question": "q", "answers": ["a"], "passages": ["a"], "relevant_ids": ["1"]},
+            "--relevant answer",
+        ),
+        ({"question": "q", "answers": ["a"], "passages": ["a"], "scores": [1, 2]}, "log.jsonl:1: 2 scores for 1 "),
+        (
+            {"question": "q", "answers": ["a"], "passages": {"text": ["a", "b"], "score": [1]}},
+            "field `passages`: ",
+        ),
+        ({"question": "q", "answers": ["a"], "passages": "['a'\n 'b']"}, "NumPy"),
+        ({"question": "q", "answers": ["a"], "passages": "[" * 5000}, "32,767 characters"),
+        ({"question": "q", "answers": [None], "passages": ["a"]}, "left out 1 "),
     ],
 )
-def test_what_is_wrong_is_named_by_row_and_field(tmp_path, row, complaint):
+def test_what_is_wrong_is_named_by_row_and_field(tmp_path, row, named):
     write_jsonl(tmp_path / "log.jsonl", [row])
-    with pytest.raises(PosgapError, match=complaint):
+    with refuses(PosgapError if "left out" in named else Malformed, named):
         list(read_log(tmp_path / "log.jsonl"))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Malformed
 from posgap.foundation.files import parse_as, read_rows
 from posgap.tasks.examples import Document, Example, Texts
 
@@ -45,9 +45,10 @@ def _mmlu(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
         item = parse_as(_MmluRow, _in_list(row, "choices", LETTERS), f"{name}:{number}")
         right = _index_of(item.answer, len(item.choices))
         if right is None:
-            raise PosgapError(
-                f"{name}:{number}: field `answer`: {item.answer!r} is none of the {len(item.choices)} options; write "
-                "its letter, or its index from 0"
+            raise Malformed(
+                f"field `answer`: {item.answer!r} is none of the {len(item.choices)} options; write its letter, or its "
+                "index from 0",
+                at=f"{name}:{number}",
             )
         yield number, _choice_example(f"mmlu-{number:06d}", item.question, *_split_off(item.choices, right))
 
@@ -80,9 +81,9 @@ def _mt_bench(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
         item = parse_as(_Judgment, row, f"{name}:{number}")
         winners = {"model_a": item.model_a, "model_b": item.model_b}
         if item.winner not in winners and not item.winner.startswith("tie"):
-            raise PosgapError(f"{name}:{number}: field `winner`: {item.winner!r} is not model_a, model_b or tie")
+            raise Malformed(f"field `winner`: {item.winner!r} is not model_a, model_b or tie", at=f"{name}:{number}")
         if item.model_a == item.model_b:
-            raise PosgapError(f"{name}:{number}: field `model_b`: equals `model_a`; name the two models differently")
+            raise Malformed("field `model_b`: equals `model_a`; name the two models differently", at=f"{name}:{number}")
         judged = (str(item.question_id), item.turn, *sorted(winners.values()))
         said = {
             item.model_a: _conversation_text(item.conversation_a, item.turn),
@@ -149,9 +150,10 @@ def _comparisons(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
         if label == "tie":
             yield number, None
         elif preferred is None:
-            raise PosgapError(
-                f"{name}:{number}: field `label`: {item.label!r} is none of the {len(item.answers)} answers; write the "
-                "letter of the preferred one, or tie"
+            raise Malformed(
+                f"field `label`: {item.label!r} is none of the {len(item.answers)} answers; write the letter of the "
+                "preferred one, or tie",
+                at=f"{name}:{number}",
             )
         else:
             id = item.id or f"comparison-{number:06d}"

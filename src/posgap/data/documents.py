@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import AliasChoices, BaseModel, Field
 
 from posgap.foundation.bounds import read_text
-from posgap.foundation.errors import PosgapError, shorten
+from posgap.foundation.errors import Malformed, PosgapError, shorten
 from posgap.foundation.files import parse_as, read_rows
 from posgap.tasks.examples import Document, Example, Texts
 
@@ -51,7 +51,7 @@ def read_documents(path: Path) -> Iterator[tuple[int, Example]]:
         try:
             parts, at = split_around(text_of(item.file), item.quote)
         except PosgapError as error:
-            raise PosgapError(f"{path}:{number}: {error}") from None
+            raise Malformed(str(error), at=f"{path}:{number}") from None
         gold, *others = (Document(title="", text=part) for part in [*parts[at:], *parts[:at]])
         name = item.id or f"document-{number:06d}"
         yield number, Example(id=name, question=item.question, answers=item.answers, gold=[gold], distractors=others)

@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 from posgap.data.sources import Source
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Contradiction, Malformed, NoServer, Refused
 from posgap.foundation.files import atomic, digest_path
 from posgap.foundation.locations import cache_folder
 from posgap.foundation.retries import RetryPolicy, TransientError, Waits, retrying
@@ -41,9 +41,10 @@ def fetch_source(source: Source) -> Path:
             _unpack(source, partial)
         sha256 = digest_path(partial)
         if recorded not in ("", sha256) and not source.checksum:
-            raise PosgapError(
-                f"{source.url}: its sha256 is {sha256}, not {recorded} as at the first download; the file was not "
-                f"kept. Remove {record} to accept the new file"
+            raise Contradiction(
+                f"its sha256 is {sha256}, not {recorded} as at the first download; the file was not kept. Remove "
+                f"{record} to accept the new file",
+                at=source.url,
             )
         with atomic(record) as written:
             written.write_text(f"{sha256}  {path.name}\n")
@@ -67,7 +68,7 @@ def _require_checksum(source: Source, downloaded: Path) -> None:
     algorithm, _, wanted = source.checksum.partition(":")
     actual = checksum(downloaded, algorithm)
     if actual != wanted:
-        raise PosgapError(f"{source.url}: its {algorithm} checksum is {actual}, not {wanted}; the file was not kept")
+        raise Contradiction(f"its {algorithm} checksum is {actual}, not {wanted}; the file was not kept", at=source.url)
 
 
 def _unpack(source: Source, archive: Path) -> None:
@@ -78,7 +79,7 @@ def _unpack(source: Source, archive: Path) -> None:
             shutil.copyfileobj(member, file)
         os.replace(unpacked, archive)
     except (zipfile.BadZipFile, KeyError) as error:
-        raise PosgapError(f"{source.url}: holds no {source.member}: {error}") from None
+        raise Malformed(f"holds no {source.member}: {error}", at=source.url) from None
     finally:
         unpacked.unlink(missing_ok=True)
 
@@ -104,13 +105,13 @@ def _download(url: str, path: Path) -> None:
             complaint = f"cannot be downloaded: HTTP {status} {error.response.reason_phrase}"
             if status in (408, 429) or status >= 500:
                 raise TransientError(complaint) from None
-            raise PosgapError(f"{url}: {complaint}") from None
+            raise Refused(complaint, at=url) from None
         except (httpx2.ConnectError, httpx2.ProxyError, httpx2.UnsupportedProtocol) as error:
-            raise PosgapError(f"{url}: cannot be downloaded ({error}); is there a network?") from None
+            raise NoServer(f"cannot be downloaded ({error}); is there a network?", at=url) from None
         except httpx2.HTTPError as error:
             raise TransientError(f"cannot be downloaded ({str(error) or type(error).__name__})") from None
 
     try:
         retrying(RETRY_POLICY, Waits(url))(once)
     except TransientError as error:
-        raise PosgapError(f"{url}: {error}; try again later") from None
+        raise NoServer(f"{error}; try again later", at=url) from None

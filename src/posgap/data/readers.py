@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
 
 from posgap.data.log_cells import python_value
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Malformed, PosgapError
 from posgap.foundation.files import Record, parse_as, read_jsonl, read_rows
 from posgap.tasks.examples import Document, Example, KVExample, Texts
 from posgap.tasks.metrics import contains_answer, holds_answer
@@ -49,7 +49,7 @@ def litm_kv_examples(
     records = item.ordered_kv_records
     cut = [(key[: key_digits or None], value[: value_digits or None]) for key, value in records]
     if (item.key, item.value) not in records:
-        raise PosgapError(f"{where}: field `key`: no record holds the queried key with its value")
+        raise Malformed("field `key`: no record holds the queried key with its value", at=where)
     own = [key for key, _ in records].index(item.key)
     others = np.random.default_rng([seed, line]).permutation(np.delete(np.arange(len(records)), own))
     if queries > len(records):
@@ -127,8 +127,9 @@ def read_dpr(path: Path) -> Iterator[tuple[int, Example | None]]:
     for number, row in read_rows(path):
         item = parse_as(_Dpr, row, f"{path}:{number}")
         if item.ctxs is None and item.positive_ctxs is None:
-            raise PosgapError(
-                f"{path}:{number}: field `ctxs`: missing, and so is `positive_ctxs`; one of them must hold the passages"
+            raise Malformed(
+                "field `ctxs`: missing, and so is `positive_ctxs`; one of them must hold the passages",
+                at=f"{path}:{number}",
             )
         gold, others = item.passages()
         documents = _documents(gold[:1])
@@ -168,9 +169,10 @@ def read_own(path: Path) -> Iterator[tuple[int, Example | None]]:
         marks = [document.gold for document in item.documents]
         hops = sorted((place for place, mark in enumerate(marks) if mark), key=lambda place: marks[place])
         if sorted(filter(None, marks)) not in ([1], [1, 2]):
-            raise PosgapError(
-                f"{path}:{number}: field `documents`: mark one with `gold: true`, or two with `gold: 1` and "
-                f"`gold: 2`; {len(hops)} are marked"
+            raise Malformed(
+                f"field `documents`: mark one with `gold: true`, or two with `gold: 1` and `gold: 2`; {len(hops)} are "
+                "marked",
+                at=f"{path}:{number}",
             )
         name = item.id or f"own-{number:06d}"
         yield number, _build_example(name, item.question, item.answers, _documents(item.documents), hops)
@@ -274,7 +276,7 @@ def read_musique(path: Path) -> Iterator[tuple[int, Example | None]]:
         for hop in item.question_decomposition:
             idx = hop.paragraph_support_idx
             if idx is not None and idx not in place:
-                raise PosgapError(f"{path}:{number}: field `question_decomposition`: no paragraph has idx {idx}")
+                raise Malformed(f"field `question_decomposition`: no paragraph has idx {idx}", at=f"{path}:{number}")
             if idx is not None and item.paragraphs[place[idx]].is_supporting:
                 hops.append(place[idx])
         hops = hops if len(item.question_decomposition) == len(set(hops)) == 2 else []

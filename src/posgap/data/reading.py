@@ -8,7 +8,7 @@ from typing import Any
 from posgap.data.choice_files import layout_of
 from posgap.data.import_report import ImportReport
 from posgap.data.retrieval_logs import RetrievalLog, is_log
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Malformed, PosgapError
 from posgap.foundation.files import parse_as, read_rows, write_jsonl
 from posgap.foundation.rows import kind_of_table
 from posgap.tasks.examples import AnyExample, Example, KVExample, RankedExample
@@ -37,7 +37,7 @@ def numbered_examples(path: Path, report: ImportReport | None = None) -> list[tu
     file = examples_file(path)
     examples = list(with_unique_ids(file, _parsed_lines(file, report)))
     if not examples:
-        raise PosgapError(f"{file}: holds no examples")
+        raise Malformed("holds no examples", at=str(file))
     return examples
 
 
@@ -46,7 +46,7 @@ def first_example(path: Path) -> AnyExample:
     file = examples_file(path)
     for _, example in _parsed_lines(file):
         return example
-    raise PosgapError(f"{file}: holds no examples")
+    raise Malformed("holds no examples", at=str(file))
 
 
 def task_of_examples(path: Path) -> str:
@@ -79,9 +79,10 @@ def rows_as_examples(
         elif is_log(first[1], table):
             yield from RetrievalLog(name).examples(everything, report)
         elif "ordered_kv_records" in first[1]:
-            raise PosgapError(
-                f"{name}: the public layout of key-value records, not posgap's: turn it into examples first, with "
-                f"`posgap data import --format litm-kv --input {name} --out examples.jsonl.gz`"
+            raise Malformed(
+                "the public layout of key-value records, not posgap's: turn it into examples first, with `posgap data "
+                f"import --format litm-kv --input {name} --out examples.jsonl.gz`",
+                at=name,
             )
         else:
             for number, row in everything:
@@ -101,9 +102,9 @@ def with_unique_ids(file: Path, examples: Iterable[tuple[int, AnyExample]]) -> I
     lines: dict[str, int] = {}
     for number, example in examples:
         if example.id in lines:
-            raise PosgapError(
-                f"{file}:{number}: the id {example.id!r} is that of line {lines[example.id]} too; give each example an "
-                "id of its own"
+            raise Malformed(
+                f"the id {example.id!r} is that of line {lines[example.id]} too; give each example an id of its own",
+                at=f"{file}:{number}",
             )
         lines[example.id] = number
         yield number, example
