@@ -7,6 +7,7 @@ import tracemalloc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refuses
 
 from posgap.foundation import bounds, json_text
 from posgap.foundation.bounds import EXPANSION, MB
@@ -33,26 +34,26 @@ def test_every_value_comes_back(value):
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "named"),
     [
-        ("", "EOF"),
-        ("NaN", r"NaN and Infinity are no JSON"),
-        ('{"a": [-Infinity]}', r"at column \d+ \(NaN and Infinity are no JSON"),
-        ("[1e999]", "too large for a float"),
-        ("-" + "9" * 400 + ".5", "too large for a float"),
-        ('{"a": 1%s}' % ("0" * 30), "a whole number of 31 digits, more than 64 bits hold"),
+        ("", ""),
+        ("NaN", "NaN"),
+        ('{"a": [-Infinity]}', "NaN"),
+        ("[1e999]", "float"),
+        ("-" + "9" * 400 + ".5", "float"),
+        ('{"a": 1%s}' % ("0" * 30), "31 digits"),
         (str(MAX_INTEGER + 1), "64 bits"),
-        ("1" * 5000, "more than 4300 digits"),
-        ("[" * 100_000, "nested more than 200 levels deep"),
-        ('{"a":' * 300 + "1" + "}" * 300, "nested more than 200 levels deep"),
-        (r'"\ud800"', "escape"),
-        ('"\ud800"', "unicode"),
-        (b'"\xff"', "unicode"),
-        ('{"a": 1} {"b": 2}', "trailing characters"),
+        ("1" * 5000, "4300 digits"),
+        ("[" * 100_000, "200 levels"),
+        ('{"a":' * 300 + "1" + "}" * 300, "200 levels"),
+        (r'"\ud800"', ""),
+        ('"\ud800"', ""),
+        (b'"\xff"', ""),
+        ('{"a": 1} {"b": 2}', ""),
     ],
 )
-def test_what_is_no_ordinary_json_is_one_line(text, complaint):
-    with pytest.raises(Malformed, match=f"^here: .*{complaint}") as told:
+def test_what_is_no_ordinary_json_is_one_line(text, named):
+    with refuses(Malformed, named, at="here") as told:
         parse_json(text, "here")
     assert len(str(told.value).splitlines()) == 1 and len(str(told.value)) < 200
 
@@ -107,22 +108,22 @@ def test_whatever_stands_in_a_file_is_read_or_named(tmp_path_factory, content):
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"),
+    ("content", "at", "named"),
     [
-        (b'[{"a": 1} {"a": 2}]', "a.json: not JSON: no comma after item 1"),
-        (b'[{"a": 1},]', "a.json:2: expected a JSON object, found b']'"),
-        (b'[{"a": 1}', "a.json: not JSON: no comma after item 1"),
-        (b'[{"a": 1}] {}', "a.json: not JSON: more stands after"),
-        (b'[{"a": "]}', "a.json:1: not JSON: the file ends within"),
-        (b'[{"a": NaN}]', "a.json:1: not JSON: .*NaN and Infinity are no JSON"),
-        (b"[1, 2]", "a.json:1: expected a JSON object, found b'1, 2]'"),
-        (b"[" * 1000, "a.json:1: not JSON: the file ends within"),
-        (b"", "a.json: expected a JSON array"),
+        (b'[{"a": 1} {"a": 2}]', "a.json", "item 1"),
+        (b'[{"a": 1},]', "a.json:2", "b']'"),
+        (b'[{"a": 1}', "a.json", "item 1"),
+        (b'[{"a": 1}] {}', "a.json", ""),
+        (b'[{"a": "]}', "a.json:1", ""),
+        (b'[{"a": NaN}]', "a.json:1", "NaN"),
+        (b"[1, 2]", "a.json:1", "b'1, 2]'"),
+        (b"[" * 1000, "a.json:1", ""),
+        (b"", "a.json", ""),
     ],
 )
-def test_a_broken_array_is_named_with_its_item(tmp_path, content, complaint):
+def test_a_broken_array_is_named_with_its_item(tmp_path, content, at, named):
     (tmp_path / "a.json").write_bytes(content)
-    with pytest.raises(PosgapError, match=complaint):
+    with refuses(Malformed, named, at=at):
         list(read_rows(tmp_path / "a.json"))
 
 
@@ -132,7 +133,7 @@ def test_a_cut_or_damaged_archive_is_named(tmp_path):
     for name, content in broken.items():
         file = tmp_path / f"{name}.jsonl.gz"
         file.write_bytes(content)
-        with pytest.raises(Unreadable, match=rf"{name}.jsonl.gz"):
+        with refuses(Unreadable, at=file):
             list(read_jsonl(file))
 
 
@@ -146,7 +147,7 @@ def test_an_archive_that_unpacks_to_too_much_takes_no_memory(tmp_path, monkeypat
                 file.write(unit)
         assert (tmp_path / name).stat().st_size < 8 * MB / EXPANSION
         tracemalloc.start()
-        with pytest.raises(TooLarge, match=f"{name}: .*{EXPANSION}"):
+        with refuses(TooLarge, EXPANSION, at=name):
             for _ in read_rows(tmp_path / name):
                 pass
         assert tracemalloc.get_traced_memory()[1] < 6 * MB
@@ -159,10 +160,10 @@ def test_a_line_an_item_and_a_document_have_a_largest_size(tmp_path, monkeypatch
     text = b'["' + b"x" * (4 * MB)
     for name in ("a.jsonl", "a.json"):
         (tmp_path / name).write_bytes(text)
-    with pytest.raises(TooLarge, match=r"a.jsonl:1: .*2 MB"):
+    with refuses(TooLarge, "2 MB", at="a.jsonl:1"):
         list(read_jsonl(tmp_path / "a.jsonl"))
-    with pytest.raises(TooLarge, match=r"a.json: .*4 MB"):
+    with refuses(TooLarge, "4 MB", at="a.json"):
         read_json(tmp_path / "a.json")
     (tmp_path / "a.json").write_bytes(b"[" + text)
-    with pytest.raises(TooLarge, match=r"a.json:1: .*2 MB"):
+    with refuses(TooLarge, "2 MB", at="a.json:1"):
         list(read_rows(tmp_path / "a.json"))

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusals import refuses
 from written_sweeps import ASKED
 
 from posgap.data.reading import read_examples
-from posgap.foundation.errors import Malformed, PosgapError
+from posgap.foundation.errors import Contradiction, Malformed
 from posgap.foundation.files import read_model, write_json, write_jsonl
 from posgap.gating.demands import Policy
 from posgap.gating.rules import Ruling
@@ -52,7 +53,7 @@ HOSTILE = [
 def test_what_is_no_such_document_is_named(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     for path in (tmp_path, tmp_path / name):
-        with pytest.raises(PosgapError, match=name) as told:
+        with refuses(Malformed, at=name) as told:
             DOCUMENTS[name](path)
         assert len(str(told.value).splitlines()) == 1
 
@@ -60,7 +61,7 @@ def test_what_is_no_such_document_is_named(tmp_path, name, text):
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_a_document_without_its_fields_names_the_first(tmp_path, name):
     (tmp_path / name).write_text("{}")
-    with pytest.raises(Malformed, match=rf"{name}: field `\w+`"):
+    with refuses(Malformed, "field `", at=name):
         DOCUMENTS[name](tmp_path)
 
 
@@ -68,23 +69,23 @@ def test_a_document_without_its_fields_names_the_first(tmp_path, name):
 @pytest.mark.parametrize("name", LINES)
 def test_a_line_that_is_no_such_row_is_named(tmp_path, name, text):
     (tmp_path / "lines.jsonl").write_text(text + "\n")
-    with pytest.raises(Malformed, match="lines.jsonl:1: "):
+    with refuses(Malformed, at="lines.jsonl:1"):
         LINES[name](tmp_path / "lines.jsonl")
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "named"),
     [
-        ("[]", "expected a JSON object"),
+        ("[]", ""),
         ('{"config": []}', "field `config`"),
         ('{"ancestors": "x"}', "field `ancestors`"),
         ('{"inputs": {"model": 1}}', "field `inputs.model`"),
         ('{"mlflow_run_id": {}}', "field `mlflow_run_id`"),
     ],
 )
-def test_a_manifest_of_another_form_is_named(tmp_path, text, complaint):
+def test_a_manifest_of_another_form_is_named(tmp_path, text, named):
     (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(PosgapError, match=f"manifest.json: {complaint}"):
+    with refuses(Malformed, named, at="manifest.json"):
         read_manifest(tmp_path)
 
 
@@ -120,50 +121,50 @@ def edited(file: Path, **changes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "complaint"),
+    ("changes", "named"),
     [
-        ({"accuracy": []}, "accuracy: 0 for 3 placements"),
-        ({"accuracy": [50, 50, 101]}, "field `accuracy.2`: Input should be less than"),
-        ({"ci95": [[0, 1]]}, "ci95: 1 for 3 placements"),
+        ({"accuracy": []}, "accuracy: 0 for 3 "),
+        ({"accuracy": [50, 50, 101]}, "`accuracy.2`"),
+        ({"ci95": [[0, 1]]}, "ci95: 1 for 3 "),
         ({"placements": []}, "field `placements`"),
-        ({"placements": [[1], [1], [2]]}, "placements: some are there twice"),
-        ({"placements": [[1], [2], [2, 3]]}, "placements: some are there twice, or not all have as many gold"),
+        ({"placements": [[1], [1], [2]]}, "placements: some"),
+        ({"placements": [[1], [2], [2, 3]]}, "placements: some"),
         ({"placements": [[1], [2], []]}, "placements: some"),
-        ({"placements": [[1], [2], [4]]}, "placements: 4 is no placement among 3"),
-        ({"categories": ["connected"]}, "categories: 1 for 3 placements"),
-        ({"worst": {"placement": [7], "accuracy": 1}}, "worst: no placement of this sweep"),
+        ({"placements": [[1], [2], [4]]}, "placements: 4 "),
+        ({"categories": ["connected"]}, "categories: 1 for 3 "),
+        ({"worst": {"placement": [7], "accuracy": 1}}, "worst: "),
         ({"gap_ci95": [-5, 3]}, "field `gap_ci95.0`"),
         ({"n_docs": 10**30}, "64 bits"),
         ({"mean": "much"}, "field `mean`"),
-        ({"grading": {"judge": "j"}}, "grading: a judge scored it, .*; give the sweep that was judged$"),
+        ({"grading": {"judge": "j"}}, "grading: "),
     ],
 )
-def test_a_sweep_that_contradicts_itself_is_refused(swept, changes, complaint):
+def test_a_sweep_that_contradicts_itself_is_refused(swept, changes, named):
     edited(swept / "sweep.json", **changes)
-    with pytest.raises(PosgapError, match=f"sweep.json: .*{complaint}"):
+    with refuses(Malformed, named, at="sweep.json"):
         read_sweep(swept)
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("change", "kind", "at", "named"),
     [
-        (lambda rows: rows[:-1], "predictions are missing"),
-        (lambda rows: [*rows, rows[0]], "predictions of e0: 1 was predicted twice"),
-        (lambda rows: [rows[0] | {"placement": [9]}, *rows[1:]], "predictions of e0: 9 is no placement"),
-        (lambda rows: [rows[0] | {"correct": 2}, *rows[1:]], r"predictions.jsonl:1: field `correct"),
-        (lambda rows: [rows[0] | {"correct": None}, *rows[1:]], r"predictions.jsonl:1: field `correct"),
-        (lambda rows: [{"id": "e0"}, *rows[1:]], r"predictions.jsonl:1: field `content` is missing"),
-        (lambda rows: [rows[0] | {"content": "x"}, *rows[1:]], "predictions of e0: of examples of different content"),
-        (lambda rows: [rows[0] | {"placement": [[1]]}, *rows[1:]], r"predictions.jsonl:1: field `placement.0`"),
+        (lambda rows: rows[:-1], Malformed, "", ""),
+        (lambda rows: [*rows, rows[0]], Malformed, ": predictions of e0", "1 "),
+        (lambda rows: [rows[0] | {"placement": [9]}, *rows[1:]], Malformed, ": predictions of e0", "9 "),
+        (lambda rows: [rows[0] | {"correct": 2}, *rows[1:]], Malformed, "predictions.jsonl:1", "`correct"),
+        (lambda rows: [rows[0] | {"correct": None}, *rows[1:]], Malformed, "predictions.jsonl:1", "`correct"),
+        (lambda rows: [{"id": "e0"}, *rows[1:]], Malformed, "predictions.jsonl:1", "`content`"),
+        (lambda rows: [rows[0] | {"content": "x"}, *rows[1:]], Contradiction, ": predictions of e0", ""),
+        (lambda rows: [rows[0] | {"placement": [[1]]}, *rows[1:]], Malformed, "predictions.jsonl:1", "`placement.0`"),
     ],
 )
-def test_predictions_that_are_not_the_sweep_s_are_refused(swept, change, complaint):
+def test_predictions_that_are_not_the_sweep_s_are_refused(swept, change, kind, at, named):
     file = swept / "predictions.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert Evidence(swept).correct.shape == (4, 3)
     write_jsonl(file, change(rows))
     for path in (swept, swept / "sweep.json"):
-        with pytest.raises(PosgapError, match=complaint):
+        with refuses(kind, named, at=at):
             Evidence(path)
 
 

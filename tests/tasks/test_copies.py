@@ -7,10 +7,11 @@ import pytest
 from endpoint import RECORD, Endpoint, retrieve, served
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refuses
 from written_sweeps import write_sweep
 
 from posgap.data.reading import write_examples
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Contradiction
 from posgap.foundation.files import read_json, read_jsonl, write_json, write_jsonl
 from posgap.gating.demands import Policy
 from posgap.gating.verdict import judge
@@ -190,5 +191,5 @@ def test_counts_that_its_predictions_do_not_give_are_no_evidence(swept, tmp_path
     written = read_json(folder / "sweep.json")
     clean = Outcomes.at([OutcomeCounts(answered=N, unclean=0)] * DOCS).model_dump(mode="json")
     write_json(folder / "sweep.json", written | {"outcomes": clean})
-    with pytest.raises(PosgapError, match="not what its predictions say: outcomes"):
+    with refuses(Contradiction, "outcomes", at=folder / "sweep.json"):
         judge(folder, None, None, Policy())

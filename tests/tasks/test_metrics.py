@@ -8,6 +8,7 @@ import pytest
 from examples import kv_example, prompt_text
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refuses
 
 from posgap.foundation.errors import PosgapError
 from posgap.tasks import metrics
@@ -188,9 +189,9 @@ def test_an_answer_can_be_a_pattern(response, answers, right):
 
 @pytest.mark.full
 def test_a_pattern_that_is_none_or_takes_for_ever_is_refused_in_a_line():
-    with pytest.raises(PosgapError, match=r"^answer '\(' is no regular expression: missing \)"):
+    with refuses(PosgapError, "'('"):
         matches_pattern("a", ["("])
-    with pytest.raises(PosgapError, match=r"takes more than 1 s to look for"):
+    with refuses(PosgapError, "1 s "):
         matches_pattern("a" * 40 + "!", ["^(a|aa|a+)+$"])
 
 

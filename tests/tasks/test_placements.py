@@ -1,11 +1,13 @@
 """Where documents stand in a prompt, and how that is written."""
 
+import re
 from itertools import combinations, pairwise
 
 import pytest
 from examples import kv_example, qa_example
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refuses
 
 from posgap.foundation.errors import PosgapError
 from posgap.options.sweep import SweepConfig
@@ -74,12 +76,12 @@ def test_impossible_placements_are_refused(positions):
 
 
 def test_example_and_placement_have_as_many_gold_documents():
-    with pytest.raises(PosgapError, match=r"example qa-0: 1 gold documents for 2 position\(s\)"):
+    with refuses(PosgapError, "qa-0", "1 gold ", "2 position"):
         insert_gold(qa_example(), Placement((1, 2), 3))
 
 
 def test_too_few_distractors_name_the_example():
-    with pytest.raises(PosgapError, match="qa-0: 3 distractors, but 6 documents need 5"):
+    with refuses(PosgapError, "qa-0", "3 distractors", "6 documents", "5;"):
         insert_gold(qa_example(), Placement((1,), 6))
 
 
@@ -103,13 +105,13 @@ def test_a_number_has_nine_digits_at_most():
     """`int` fails on thousands of them."""
     assert parse_positions("123456789") == (123456789,) and parse_shard("1/123456789") == (1, 123456789)
     for text in ("1234567890", "9" * 5000):
-        with pytest.raises(ValueError, match="is not a placement"):
+        with pytest.raises(ValueError, match=text):
             parse_positions(text)
 
 
 @pytest.mark.parametrize("text", ["", "0", "+3", "3+", "1++3", "1 2", "3+0", "-1", "1.5", "٣"])
 def test_what_is_no_placement_is_refused(text):
-    with pytest.raises(ValueError, match="is not a placement"):
+    with pytest.raises(ValueError, match=re.escape(repr(text.strip()))):
         parse_positions(text)
 
 
@@ -118,7 +120,7 @@ def test_a_part_of_a_sweep_is_read_as_it_is_written(part, parts):
     if part <= parts:
         assert parse_shard(f"{part}/{parts}") == (part, parts)
     else:
-        with pytest.raises(ValueError, match=f"'{part}/{parts}' is not a part of a sweep: write 2/4"):
+        with pytest.raises(ValueError, match=f"'{part}/{parts}'"):
             parse_shard(f"{part}/{parts}")
 
 
@@ -126,7 +128,7 @@ def test_a_part_of_a_sweep_is_read_as_it_is_written(part, parts):
     "text", ["", "/", "2", "2/", "/4", "0/4", "5/4", "1/2/3", "a/4", "1/b", "٢/4", "2/٤", "²/4", "-1/4", "1/1234567890"]
 )
 def test_what_is_no_part_is_refused(text):
-    with pytest.raises(ValueError, match="is not a part of a sweep"):
+    with pytest.raises(ValueError, match=re.escape(repr(text))):
         parse_shard(text)
 
 
@@ -135,9 +137,7 @@ def test_the_parts_of_a_sweep_are_its_placements_in_order_shared_evenly(n_docs, 
     placements = all_placements(n_docs, 1)
     assert shard_of(placements, "") == placements
     if parts > n_docs:
-        with pytest.raises(
-            PosgapError, match=f"shard 1/{parts}: there are {n_docs} placements, too few for {parts} parts"
-        ):
+        with refuses(PosgapError, f"shard 1/{parts}", f"{n_docs} placements"):
             shard_of(placements, f"1/{parts}")
         return
     shards = [shard_of(placements, f"{part}/{parts}") for part in range(1, parts + 1)]
@@ -228,7 +228,7 @@ def test_more_gold_documents_than_documents_have_no_placement():
 
 def test_a_prompt_of_one_document_has_no_pairs():
     assert [p.positions for p in swept_placements(2, 2)] == [(1, 2), (2, 1)]
-    with pytest.raises(PosgapError, match="n_docs=1: a prompt with two gold documents has at least 2 documents"):
+    with refuses(PosgapError, "n_docs=1"):
         swept_placements(1, 2)
 
 
@@ -242,17 +242,17 @@ def test_swept_pairs_differ_and_are_told_by_category(n_docs):
 
 
 @pytest.mark.parametrize(
-    ("n_gold", "chosen", "complaint"),
+    ("n_gold", "chosen", "named"),
     [
-        (2, ["7"], "placement 7: the task has 2 gold documents: write positions like 3[+]7"),
-        (1, ["3+7"], "placement 3[+]7: the task has one gold document: write a position like 7"),
-        (1, ["21"], "position 21: must lie in 1..20"),
-        (2, ["3+3"], "placement 3[+]3: two gold documents at one position"),
-        (1, ["7", "5", "07"], "placement 7: given twice"),
+        (2, ["7"], ["placement 7: ", "2 gold documents"]),
+        (1, ["3+7"], ["placement 3+7: ", "one gold document"]),
+        (1, ["21"], ["position 21: ", "1..20"]),
+        (2, ["3+3"], ["placement 3+3: "]),
+        (1, ["7", "5", "07"], ["placement 7: "]),
     ],
 )
-def test_placements_that_do_not_fit_the_task_are_refused(n_gold, chosen, complaint):
-    with pytest.raises(PosgapError, match=complaint):
+def test_placements_that_do_not_fit_the_task_are_refused(n_gold, chosen, named):
+    with refuses(PosgapError, *named):
         swept_placements(20, n_gold, chosen)
 
 
@@ -281,5 +281,5 @@ def test_turned_items_stand_in_every_slot_once(n_docs, shuffle):
 
 def test_placements_of_three_gold_documents_are_named():
     assert [p.positions for p in swept_placements(9, 3, ["1+2+3", "9+5+1"])] == [(1, 2, 3), (9, 5, 1)]
-    with pytest.raises(PosgapError, match="name the placements of 3 gold documents"):
+    with refuses(PosgapError, "3 gold documents"):
         swept_placements(9, 3)

@@ -6,12 +6,13 @@ import pytest
 from examples import kv_example, prompt_text, qa_example
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refuses
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from posgap.data.synthetic import two_hop_examples
 from posgap.demo import tiny_model
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption, PosgapError
 from posgap.tasks.examples import Document
 from posgap.tasks.multihop import final_answer
 from posgap.tasks.placements import Placement
@@ -122,7 +123,7 @@ def test_braces_in_documents_are_left_alone():
 
 
 def test_an_unknown_task_names_the_known_ones():
-    with pytest.raises(PosgapError, match="unknown task 'sort': choose kv, qa, multihop-cot, multihop-coc, .* or "):
+    with refuses(BadOption, "'sort'", "kv, qa, multihop-cot, multihop-coc"):
         TASKS["sort"]
 
 
@@ -174,7 +175,7 @@ def test_a_response_begins_with_a_space_only_behind_a_plain_prompt():
 def test_a_prompt_beyond_the_context_is_refused_not_cut(tokenizer):
     build = PromptBuilder(TASKS["kv"], tokenizer, context=30, max_new_tokens=4)
     assert len(build(kv_example(), Placement((1,), 4))) == 22
-    with pytest.raises(PosgapError, match="example kv-0 .* prompt of 30 tokens and 4 new ones exceed .* context of 30"):
+    with refuses(PosgapError, "kv-0", "30 tokens", "4 new ", "context of 30"):
         build(kv_example(), Placement((1,), 6))
 
 

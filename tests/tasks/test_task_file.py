@@ -71,17 +71,17 @@ def test_a_config_holds_what_the_file_says_so_that_another_text_is_another_task(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "named"),
     [
-        (("name: tickets", "name: qa"), "qa is the name of a task that is there already"),
+        (("name: tickets", "name: qa"), "qa is "),
         (("name: tickets", "name: Two words"), "name"),
         (("{documents}", "{document}"), "braces"),
-        (("{question}", "The question"), "must have {question} in it"),
-        (("metric: litm", "metric: luck"), "unknown metric 'luck'"),
+        (("{question}", "The question"), "{question}"),
+        (("metric: litm", "metric: luck"), "'luck'"),
         (("metric: litm", "metrics: litm"), "metrics"),
         (("Answer:", ""), "three paragraphs"),
         (("name: tickets\n", ""), "name"),
-        (("metric: litm", "metrc: em"), "a task has no field `metrc`; did you mean metric?"),
+        (("metric: litm", "metrc: em"), "`metrc`; did you mean metric?"),
         (("metric: litm", "colour: red"), "a task has no field `colour`; it may have name, template, document"),
         (("[1, 3]", "[1, 0]"), "placements.1"),
         (("[1, 3]", "[1, 3, 1]"), "placements`: names a position twice"),
@@ -91,19 +91,19 @@ def test_a_config_holds_what_the_file_says_so_that_another_text_is_another_task(
         (("metric: litm", "document: '{text} {title!r}'"), "and no other braces"),
         (("metric: litm", "document: '{text} {'"), "and no other braces"),
         (("metric: litm", "document: '{title}'"), "must have {text} in it once, and has it 0 times"),
-        (("metric: litm", "target: the answer"), "must have {answer} in it once"),
-        (("metric: litm", "closed_book: '{question} {documents}'"), "may have {question} and no other braces"),
-        (("{documents}", "{documents} {documents}"), "must have {documents} in it once, and has it 2 times"),
-        ((FILE, "- tickets"), "has no task; write lines like `name: tickets`"),
-        ((FILE, ""), "has no task"),
+        (("metric: litm", "target: the answer"), "{answer}"),
+        (("metric: litm", "closed_book: '{question} {documents}'"), "{question}"),
+        (("{documents}", "{documents} {documents}"), "{documents} in it once, and has it 2 times"),
+        ((FILE, "- tickets"), "`name: tickets`"),
+        ((FILE, ""), "`name: tickets`"),
         ((FILE, "name: [a"), "not YAML"),
-        ((FILE, f"{FILE}name: other"), "'name' is there twice"),
+        ((FILE, f"{FILE}name: other"), "'name'"),
     ],
 )
-def test_a_file_that_is_no_task_is_refused_by_what_is_wrong(tmp_path, file, change, said):
+def test_a_file_that_is_no_task_is_refused_by_what_is_wrong(tmp_path, file, change, named):
     assert change[0] in FILE
     file.write_text(FILE.replace(*change))
-    with pytest.raises(ValidationError, match=re.escape(said)):
+    with pytest.raises(ValidationError, match=re.escape(named)):
         config(tmp_path, file)
 
 
