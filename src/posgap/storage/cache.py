@@ -128,7 +128,7 @@ class Snapshot(Source):
         """The file or folder here, as links into the cache; not to be written to."""
         if self.is_incomplete:
             raise Unreadable(
-                f"{self.location}: incomplete: its upload is under way, or broke off; run what writes it again"
+                "incomplete: its upload is under way, or broke off; run what writes it again", at=self.location
             )
         brought = _bring(self.location, self.objects)
         self._require_named()
@@ -152,8 +152,8 @@ class Snapshot(Source):
         absent = set(manifest.get("files", ()) if "identity" in manifest else ()) - self.sizes().keys()
         if absent:
             raise Unreadable(
-                f"{self.location}: its manifest names {min(absent)}, but S3 does not list it; try "
-                "again, or make the output again"
+                f"its manifest names {min(absent)}, but S3 does not list it; try again, or make the output again",
+                at=self.location,
             )
 
 
@@ -161,7 +161,7 @@ def take_snapshot(uri: str, must_exist: bool = True) -> Snapshot:
     """The objects that `uri` names now; `PosgapError` if there are none, unless it need not exist."""
     objects = find(uri)
     if must_exist and not objects:
-        raise NotFound(f"{uri}: no such object or folder in S3")
+        raise NotFound("no such object or folder in S3", at=uri)
     return Snapshot(uri, tuple(objects))
 
 

@@ -98,11 +98,11 @@ def explain_errors(what: str) -> Iterator[None]:
     try:
         yield
     except S3DownloadFailedError:
-        raise NoServer(f"{what}: has changed since it was listed; try again when no other program writes it") from None
+        raise NoServer("has changed since it was listed; try again when no other program writes it", at=what) from None
     except (Boto3Error, BotoCoreError, ClientError) as error:
-        raise _kind_of(error)(f"{what}: {_describe_error(error)}") from None
+        raise _kind_of(error)(_describe_error(error), at=what) from None
     except RetriesExceededError as error:
-        raise NoServer(f"{what}: {_describe_error(error.last_exception)}") from None
+        raise NoServer(_describe_error(error.last_exception), at=what) from None
 
 
 def _kind_of(error: Exception) -> type[PosgapError]:

@@ -50,13 +50,13 @@ def require_ours(uri: Location, stage: str, record: str = MANIFEST) -> None:
     # Listed before `head`: only a refused list explains what is wrong with the access key.
     there = Snapshot(uri, tuple(list_objects(uri)))
     if head(uri):
-        raise BadOutput(f"{uri}: is an object, and this writes a folder of that name; write elsewhere")
+        raise BadOutput("is an object, and this writes a folder of that name; write elsewhere", at=uri)
     # The mark of an unfinished upload names what it may replace.
     manifest = read_record(there.local_file(INCOMPLETE if there.is_incomplete else record))
     names = {stored.name for stored in there.objects}
     reason = "" if names == {INCOMPLETE} else why_not_ours(names, manifest, stage)
     if reason:
-        raise BadOutput(f"{uri}: is not replaced: {reason}; move it away, or write elsewhere")
+        raise BadOutput(f"is not replaced: {reason}; move it away, or write elsewhere", at=uri)
 
 
 def _mark_incomplete(uri: str, stage: str, names: Iterable[str]) -> None:
@@ -87,12 +87,12 @@ def publish_file(path: Path, uri: Location, force: bool) -> None:
     if not is_uri(uri):
         return
     if list_objects(uri):
-        raise BadOutput(f"{uri}: is a folder; name a file")
+        raise BadOutput("is a folder; name a file", at=uri)
     there = head(uri)
     sha256 = files.digest_path(path)
     if not there or stated_sha256(there) != sha256:
         if there and not force:
-            raise BadOutput(f"{uri}: is there, and not what this command writes; --force replaces it")
+            raise BadOutput("is there, and not what this command writes; --force replaces it", at=uri)
         upload_path(path, uri)
     move_into_cache(path, sha256)
 

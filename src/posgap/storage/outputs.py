@@ -75,7 +75,7 @@ class Output:
         try:
             self._lock = _acquire_lock(self.home / "lock")
             if self._lock is None:
-                raise BadOutput(f"{self}: {self._writer()} is writing it; wait for its end, or write elsewhere")
+                raise BadOutput(f"{self._writer()} is writing it; wait for its end, or write elsewhere", at=str(self))
             self._clean_up()
             who = {"process": os.getpid(), "machine": socket.gethostname()}
             since = datetime.now(UTC).isoformat(timespec="seconds")
@@ -83,7 +83,7 @@ class Output:
         except OSError as error:
             self._leave()
             where = f" ({error.filename})" if error.filename else ""
-            raise BadOutput(f"{self}: cannot be written: {error.strerror or error}{with_uris(where)}") from None
+            raise BadOutput(f"cannot be written: {error.strerror or error}{with_uris(where)}", at=str(self)) from None
 
     def clear(self) -> bool:
         """Claims a complete output with leftovers beside it, and removes what a killed writer left. Returns whether it
@@ -262,7 +262,7 @@ class File(Output):
     def require_replaceable(self) -> None:
         """Raises `PosgapError` if a file is there that another one must not replace."""
         if self.out.exists() and not self.force and not self.may_replace(self.out):
-            raise BadOutput(f"{self}: is there, and not what this command writes; --force replaces it")
+            raise BadOutput("is there, and not what this command writes; --force replaces it", at=str(self))
 
     def take_place(self) -> None:
         """Moves the complete file `partial` to the output's place; `PosgapError` if another file must not be lost."""
@@ -315,4 +315,4 @@ def _no_folder(folder: Path) -> str:
 
 
 def _not_ours(place: Path, reason: str) -> PosgapError:
-    return BadOutput(f"{with_uris(str(place))}: is not replaced: {reason}; move it away, or write elsewhere")
+    return BadOutput(f"is not replaced: {reason}; move it away, or write elsewhere", at=with_uris(str(place)))

@@ -56,7 +56,7 @@ def require_sha256(stored: Object, path: Path, stated: str) -> str:
     sha256 = digest_path(path)
     if stated not in ("", sha256):
         raise Unreadable(
-            f"{stored.uri}: checksum mismatch: the sha256 is {sha256}, and {stated} in its metadata; upload it again"
+            f"checksum mismatch: the sha256 is {sha256}, and {stated} in its metadata; upload it again", at=stored.uri
         )
     return sha256
 

@@ -69,19 +69,19 @@ def newest(prefix: str) -> Version:
     series = {version.series for version in versions}
     if len(series) > 1:
         named = ", ".join(sorted(series))
-        raise BadOption(f"{prefix}: versions of {len(series)} series ({named}): give the beginning of one's names")
+        raise BadOption(f"versions of {len(series)} series ({named}): give the beginning of one's names", at=prefix)
     if len({version.order[0] for version in versions}) > 1:
-        raise BadOption(f"{prefix}: dates and numbers, which have no common order: name all versions one way")
+        raise BadOption("dates and numbers, which have no common order: name all versions one way", at=prefix)
     for version in sorted(versions, key=lambda version: version.order, reverse=True):
         if version.is_complete():
             same = [other for other in versions if other.order == version.order and other.is_complete()]
             if len(same) > 1:
                 named = " and ".join(sorted(str(other.location) for other in same))
-                raise BadOption(f"{prefix}: {named} are one version: remove one, or give more of its name")
+                raise BadOption(f"{named} are one version: remove one, or give more of its name", at=prefix)
             return version
     named = "no file or folder there is named by a date or number" if names else "no file or folder begins so"
     reason = f"of {len(versions)} none is complete" if versions else named
-    raise NotFound(f"{prefix}: no data version: {reason} ({' or '.join(COMPLETE)} completes a folder)")
+    raise NotFound(f"no data version: {reason} ({' or '.join(COMPLETE)} completes a folder)", at=prefix)
 
 
 def _itself(prefix: str) -> Version:
@@ -112,7 +112,7 @@ def _entries(prefix: str) -> Iterator[str]:
         folder, slash, beginning = prefix.rpartition("/")
         at = Path(folder + slash)
         if not at.is_dir():
-            raise NotFound(f"{prefix}: no such folder")
+            raise NotFound("no such folder", at=prefix)
         for path in at.iterdir():
             if path.name.startswith(beginning):
                 yield path.name + ("/" if path.is_dir() else "")
