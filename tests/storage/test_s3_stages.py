@@ -15,7 +15,7 @@ from s3 import Killed, elsewhere, keys, put
 from posgap.cli.main import main
 from posgap.data.reading import read_examples, write_examples
 from posgap.foundation import files
-from posgap.foundation.errors import BadOutput, NotFound, PosgapError, Rejection, Unreadable
+from posgap.foundation.errors import BadOutput, NotFound, Rejection, Unreadable
 from posgap.foundation.locations import s3_cache
 from posgap.kubeflow.arguments import to_config
 from posgap.measurement.sweeps import read_sweep
@@ -196,7 +196,7 @@ def test_a_refusal_keeps_its_report_in_s3_and_names_it_there(shouting, bucket, c
 def test_it_is_known_before_the_work_that_the_output_cannot_be_written(shouting):
     with refuses(NotFound, at="s3://no-such-bucket/out"):
         shout(shouting.model_copy(update={"out": "s3://no-such-bucket/out"}))
-    with refuses(PosgapError, "source: ", "/none: "):
+    with refuses(NotFound, "source: ", "/none: "):
         shout(shouting.model_copy(update={"source": f"{shouting.source}/none"}))
     put(f"{shouting.out}/someone.else", b"precious")
     with refuses(BadOutput, "(someone.else)"):
