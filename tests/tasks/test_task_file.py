@@ -80,7 +80,7 @@ def test_a_config_holds_what_the_file_says_so_that_another_text_is_another_task(
         (("metric: litm", "metric: luck"), "'luck'"),
         (("metric: litm", "metrics: litm"), "`metrics`"),
         (("Answer:", ""), "`template`: must have three paragraphs"),
-        (("name: tickets\n", ""), "`name`: "),
+        (("name: tickets\n", ""), "`name`"),
         (("metric: litm", "metrc: em"), "`metrc`; did you mean metric?"),
         (("metric: litm", "colour: red"), "`colour`; it may have name, template, document"),
         (("[1, 3]", "[1, 0]"), "`placements.1`"),
