@@ -55,7 +55,6 @@ from posgap.mitigations.in_force import apply_mitigation, load_model, remove_mit
 from posgap.mitigations.mitigation import ModelMitigation, ProposalInput, Settings
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.mitigations.state import in_force
-from posgap.models.head_scaling import n_key_heads
 from posgap.models.loading import eager_attention, save_model
 from posgap.rollout import decoders
 from posgap.rollout.attention import last_row
@@ -248,8 +247,8 @@ PROMPTS = [IDS[0, :LENGTH].tolist(), IDS[0, :LENGTH].flip(0).tolist()]
 # a mitigation has more (random weights make much of it: DeepSeek-V3 under YaRN has 2e-3, and 3e-8 in 64 bits), and
 # what is no change at all.
 APART, NO_CHANGE = 1e-2, 1e-5
-# What a cell of the table says where all is well, where settings must be given, and where something failed.
-EQUAL, GIVEN, FAILED = "✓", "(✓)", "✗"
+# What a cell of the table says where all is well, and where something failed.
+EQUAL, FAILED = "✓", "✗"
 # So that there are layers of all kinds, and more than one frequency, in models so small.
 SHAPES = {
     "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},
@@ -270,13 +269,11 @@ class NoTokenizer:
 
 @dataclasses.dataclass
 class Cell:
-    """What was seen of a mitigation in a family: what failed, or why it was refused; neither where all is well.
-    `given`: the mitigation found no settings to try by itself, so that some were made up."""
+    """What was seen of a mitigation in a family: what failed, or why it was refused; neither where all is well."""
 
     mitigation: str
     failed: list[str] = dataclasses.field(default_factory=list)
     refused: str = ""
-    given: bool = False
 
     def reason(self) -> str:
         """Why it was refused, without what only this family or this mitigation is called."""
@@ -290,7 +287,7 @@ class Cell:
         """What the table says."""
         if self.failed:
             return f"{FAILED} {'; '.join(self.failed)}"
-        return self.reason() or (GIVEN if self.given else EQUAL)
+        return self.reason() or EQUAL
 
 
 @torch.inference_mode()
@@ -354,7 +351,7 @@ class Family:
         cell = Cell(mitigation.name)
         model = self.build()
         try:
-            settings, cell.given = self.settings(model, mitigation)
+            settings = self.settings(model, mitigation)
             apply_mitigation(model, mitigation.name, settings[-1])
         except PosgapError as refused:
             cell.refused = str(refused)
@@ -365,20 +362,11 @@ class Family:
         cell.failed += self.wrong(model, mitigation, settings)
         return cell
 
-    def settings(self, model: PreTrainedModel, mitigation: ModelMitigation) -> tuple[list[Settings], bool]:
-        try:
-            n_layers = getattr(model.config, "num_hidden_layers", 2)
-            rising = [1.1 + 0.8 * layer / n_layers for layer in range(n_layers)]
-            found = ProposalInput(model, PROMPTS, search_factors=lambda: [rising[::-1], rising])
-            return list(mitigation.propose_settings(found)), False
-        except PosgapError:
-            if mitigation.name != "ms-poe-static" or not hasattr(model.config, "num_attention_heads"):
-                raise
-            # Factors can be given where heads cannot be ranked.
-            layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
-            groups = heads // n_key_heads(model)
-            rows = [[1.1 + 0.2 * (head // groups) for head in range(heads)]] * layers
-            return [mitigation.settings(factors=some) for some in (rows[::-1], [row[::-1] for row in rows])], True
+    def settings(self, model: PreTrainedModel, mitigation: ModelMitigation) -> list[Settings]:
+        n_layers = getattr(model.config, "num_hidden_layers", 2)
+        rising = [1.1 + 0.8 * layer / n_layers for layer in range(n_layers)]
+        found = ProposalInput(model, PROMPTS, search_factors=lambda: [rising[::-1], rising])
+        return list(mitigation.propose_settings(found))
 
     def untouched(self, model: PreTrainedModel, when: str) -> Iterator[str]:
         if not torch.equal(logits(model), self.own):
@@ -429,7 +417,7 @@ def mitigations_row(name: str) -> list[str]:
 
 def numbered(rows: list[list[str]]) -> tuple[list[list[str]], list[str]]:
     """The rows with the numbers of refusals in place of their reasons, and the reasons, the most frequent first."""
-    words = [cell for row in rows for cell in row[1:] if cell not in (EQUAL, GIVEN)]
+    words = [cell for row in rows for cell in row[1:] if cell != EQUAL]
     reasons = [reason for reason, _ in Counter(words).most_common() if not reason.startswith(FAILED)]
     short = {reason: str(number) for number, reason in enumerate(reasons, 1)}
     shown = [[row[0], *(short.get(cell, cell) for cell in row[1:])] for row in rows]
@@ -786,7 +774,6 @@ TABLES = {
         f"{{n}} families and {len(OF_MODELS)} mitigations; {{equal}} families without a fault.\n\n"
         f"- {EQUAL}: neutral settings change nothing to the bit, and others do. Prefill and single tokens equal one "
         "pass. It is replaced, and taken back to the bit. Saved and loaded it is the same.\n"
-        f"- {GIVEN}: so too, but settings must be given.\n"
         "- A number: refused by the line of this number below, and the model is as it was.\n"
         f"- {FAILED}: something failed.",
     ),

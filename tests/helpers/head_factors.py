@@ -17,11 +17,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from posgap.mitigations.in_force import apply_mitigation
+from posgap.models.head_scaling import Ranking
 
 sys.path.append(str(ROOT / "benchmarks"))
 import families
 
 HEADS = families.SIZES["num_attention_heads"]
+LOW = 0.8
+HIGH = 2.0
 IDS = torch.randint(3, families.VOCABULARY - 4, (1, 20), generator=torch.Generator().manual_seed(7))
 
 
@@ -147,24 +150,29 @@ def brute_force(model: PreTrainedModel, family: str, factors: list[list[float]])
         return model(input_ids=IDS, use_cache=False).logits
 
 
-def factors_of(n_layers: int, n_heads: int, alike: int) -> list[list[float]]:
-    """Factors from 0.8 to 2 for each head, where `alike` heads after one another have the same."""
-    drawn = 0.8 + 1.2 * torch.rand(n_layers, n_heads // alike, generator=torch.Generator().manual_seed(1))
-    return drawn.repeat_interleave(alike, dim=1).tolist()
+def factors_of(model: PreTrainedModel, low: float = LOW, high: float = HIGH) -> list[list[float]]:
+    """The factors that the heads of a model's layers have by their ranks in the last prompt."""
+    rows = []
+    for each in model.modules():
+        if hasattr(each, "_posgap_heads"):
+            state = each._posgap_heads
+            rungs = [1.0, *Ranking(low, high).steps(state.n_keys)]
+            rungs_of_heads = state.chosen.expand(state.n_keys).repeat_interleave(HEADS // state.n_keys)
+            rows.append([rungs[rung] for rung in rungs_of_heads.tolist()])
+    return rows
 
 
-def apart(family: str, keys: int = HEADS, alike: int = 1) -> tuple[float, float]:
-    """How far the logits with factors of heads are from those computed here, and from those without factors, in
-    standard deviations. The model has so many keys a layer, for four heads."""
+def apart(family: str, keys: int = HEADS) -> tuple[float, float]:
+    """How far the logits of ranked heads are from those computed here, and from those without factors, in standard
+    deviations. The model has so many keys a layer, for four heads."""
     settings = {"num_key_value_heads": keys} if keys != HEADS else {}
     model, twin = (families.build_family(family, **settings).double() for _ in range(2))
     for each in (model, twin):
         if hasattr(each, "set_experts_implementation"):
             each.set_experts_implementation("eager")  # others compute in 32 bits at most
-    factors = factors_of(model.config.num_hidden_layers, model.config.num_attention_heads, alike)
     with torch.inference_mode():
         without = model(input_ids=IDS, use_cache=False).logits
-        apply_mitigation(model, "ms-poe-static", {"factors": factors})
+        apply_mitigation(model, "ms-poe", {"low": LOW, "high": HIGH, "first_layer": 0})
         seen = model(input_ids=IDS, use_cache=False).logits
-    wanted = brute_force(twin, family, factors)
+    wanted = brute_force(twin, family, factors_of(model))
     return tuple(float((each - wanted).abs().max() / wanted.std()) for each in (seen, without))

@@ -189,7 +189,7 @@ def test_a_phone_shows_all_figures_and_no_broken_words(tmp_path):
 
 @pytest.mark.skipif(not program(), reason="there is no Chromium here")
 def test_a_phone_breaks_no_name_of_what_to_take(tmp_path):
-    rows = "".join(f"<tr><th scope=row>purpose</th><td>{name}</td></tr>" for name in ("reordering", "ms-poe-static"))
+    rows = "".join(f"<tr><th scope=row>purpose</th><td>{name}</td></tr>" for name in ("reordering", "self-extended"))
     table = f"<table class='rules wide'><tr><th scope=col>purpose</th><th scope=col>take</th></tr>{rows}</table>"
     head = "<!doctype html><meta name=viewport content='width=device-width, initial-scale=1'>"
     (tmp_path / "take.html").write_text(f"{head}<style>{_file('style.css.j2')}</style><main>{table}</main>")

@@ -120,8 +120,7 @@ def test_a_saved_model_is_the_one_in_memory(case, tokenizer, tmp_path):
     ("family", "mitigation", "reason"),
     [
         ("gemma3_text", "ntk", ""),  # a base for each type of layers
-        ("falcon", "ms-poe-static", ""),  # nothing to rank heads by; factors can be given
-        ("falcon, ALiBi", "ms-poe-static", "no rotary position embedding to scale"),  # asked twice
+        ("falcon, ALiBi", "ms-poe", "no rotary position embedding to scale"),  # asked twice
         ("mamba", "ms-poe", "no rotary position embedding to scale"),
         ("phi3", "linear", "its RoPE takes no such rope_parameters: `rope_parameters`'s type field must be one of"),
     ],

@@ -316,11 +316,16 @@ def test_a_search_sets_factors_of_a_model_of_transformers_within_vllm(ids):
     assert served.model.posgap_scaling.factors.data_ptr() == place
 
 
+def test_factors_of_heads_as_0_1_gave_them_are_refused():
+    for scale in (scale_model, lambda model, rows: vllm_plugin.scale_served_model(ByTransformers(model), rows)):
+        with pytest.raises(PosgapError, match="posgap no longer divides by head; apply ms-poe to the original model"):
+            scale(tiny(), [[1.0, 1.0, 1.2, 1.2]] * 3)
+
+
 @pytest.mark.parametrize(
     ("family", "more", "factors", "reason"),
     [
         ("olmo2", {}, FACTORS[:2], " 2 factors, .* 3 layers"),
-        ("olmo2", {}, [[1.0, 1.0, 1.2, 1.2]] * 3, " each head"),
         ("gpt2", {}, FACTORS, "no rotary position embedding"),
         ("codegen", {"rotary_dim": 4}, FACTORS, "own tables"),
         (

@@ -20,7 +20,6 @@ from posgap.generation.endpoint_parameters import ApplicationParameters, Endpoin
 from posgap.generation.setup import builder_of
 from posgap.mitigations.in_force import load_model
 from posgap.models import ADAPTER, MITIGATIONS_KEY, NO_CONFIG
-from posgap.models.factors import config_factors
 from posgap.models.precision import MIN_PARAMETERS, bfloat16_of_cpu, device_class, generating_dtype, n_parameters
 from posgap.tasks.framing import Framing
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
@@ -225,8 +224,6 @@ def _why_not_vllm(access: ModelAccess) -> str:
 
     model = load_config(access.model)
     out_of_reach = [each["name"] for each in getattr(model, MITIGATIONS_KEY, None) or ()]
-    if any(isinstance(row, list) for row in config_factors(model) or ()):
-        out_of_reach.append("a factor for each head")
     if out_of_reach:
         return f"the model has {', '.join(out_of_reach)} in force, which vLLM cannot apply"
     if n_parameters(model) < MIN_PARAMETERS:

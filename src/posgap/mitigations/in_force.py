@@ -1,16 +1,16 @@
 """The mitigations of a model in memory: applied, replaced, removed, and recorded in its config."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from posgap.foundation.errors import BadOption, PosgapError
 from posgap.foundation.files import parse_as
 from posgap.mitigations.registry import MITIGATIONS
-from posgap.mitigations.state import had_any, in_force, put_on_top, take_off
+from posgap.mitigations.state import had_any, put_on_top, take_off
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
 from posgap.models.closing import read_config
-from posgap.models.factors import Factors, check_factors, config_factors
+from posgap.models.factors import check_factors, config_factors
 from posgap.models.patching import name_of
 
 if TYPE_CHECKING:
@@ -45,12 +45,11 @@ def remove_mitigation(model: "PreTrainedModel", name: str) -> None:
             put_on_top(model, each.mitigation, each.settings)
 
 
-def scale_model(model: "PreTrainedModel", factors: Factors | None = None) -> "PreTrainedModel":
+def scale_model(model: "PreTrainedModel", factors: Sequence[float] | None = None) -> "PreTrainedModel":
     """Scales `model` in place by `factors`, or by those its config names, and returns it.
 
-    Factors are one per layer `[L]`, or one per attention head `[L][H]` (see `heads`). The config names them from then
-    on, so the model is saved scaled. A model without factors in its config is returned unchanged. Scaling a scaled
-    model replaces its factors.
+    Factors are one per layer `[L]`. The config names them from then on, so the model is saved scaled. A model without
+    factors in its config is returned unchanged. Scaling a scaled model replaces its factors.
     """
     if factors is None:
         _take_from_folder(model)
@@ -58,18 +57,7 @@ def scale_model(model: "PreTrainedModel", factors: Factors | None = None) -> "Pr
     if factors is None:
         return model
     check_factors(factors, model.config.get_text_config().num_hidden_layers, name_of(model))
-    by_head = [isinstance(row, list | tuple) for row in factors]
-    if any(by_head) and not all(by_head):
-        raise PosgapError(f"{model.name_or_path}: some layers have a RoPE factor for each head, some have one for all")
-    name, other = ("ms-poe-static", "lpes") if any(by_head) else ("lpes", "ms-poe-static")
-    kept = in_force(model).get(other)
-    remove_mitigation(model, other)
-    try:
-        apply_mitigation(model, name, {"factors": list(factors)})
-    except PosgapError:
-        if kept is not None:
-            apply_mitigation(model, other, kept)
-        raise
+    apply_mitigation(model, "lpes", {"factors": list(factors)})
     return model
 
 

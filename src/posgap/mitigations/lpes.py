@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from posgap.foundation.errors import PosgapError
 from posgap.mitigations.mitigation import ModelMitigation, ProposalInput, Settings, Undo
 from posgap.mitigations.rope_scaling import linear_for_all_layers
-from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY
 from posgap.models.factors import check_factors
 
@@ -41,7 +39,6 @@ class LayerSpecificScaling(ModelMitigation):
     def apply_to(self, model: "PreTrainedModel", settings: LayerFactors) -> Undo:
         from posgap.models.layer_scaling import layer_scaling
 
-        _require_no_head_factors(model)
         check_factors(settings.factors, model.config.get_text_config().num_hidden_layers, model.name_or_path or "lpes")
         scaling = layer_scaling(model)
         scaling.set(settings.factors)
@@ -58,7 +55,6 @@ class LayerSpecificScaling(ModelMitigation):
 
     def propose_settings(self, proposal: ProposalInput) -> Sequence[LayerFactors]:
         """Returns the best candidates of a search."""
-        _require_no_head_factors(proposal.model)
         return [LayerFactors(factors=list(factors)) for factors in proposal.search_factors()]
 
     def write_config(self, config_json: Mapping[str, Any], settings: LayerFactors) -> dict[str, Any]:
@@ -70,11 +66,6 @@ class LayerSpecificScaling(ModelMitigation):
             return without
         native = None if others else linear_for_all_layers(without, factor)
         return native or {**config_json, CONFIG_KEY: settings.factors}
-
-
-def _require_no_head_factors(model: "PreTrainedModel") -> None:
-    if "ms-poe-static" in in_force(model):
-        raise PosgapError(f"{model.name_or_path}: lpes: its heads have factors (ms-poe-static); take those back first")
 
 
 LPES = LayerSpecificScaling()

@@ -5,8 +5,7 @@ from its last token. The most sensitive head reads positions divided by 1.2, the
 factors between in equal steps; the first two layers stay unchanged (Zhang et al. 2024, sections 3.3 and 4.1).
 
 The released code (VITA-Group/Ms-PoE) compared with this module:
-- It ranks heads at each prompt, by queries and keys without positions: `ms-poe` does that. `ms-poe-static` takes the
-  mean over prompts once, so it costs a served prompt nothing.
+- It ranks heads at each prompt, by queries and keys without positions, as this module does.
 - Its steps are low + (high - low) * rank / H, which never reach `high`. It takes the order of the heads for their
   ranks, which gives head h another head's step than the paper's text. Here the most sensitive head gets `low` and the
   least sensitive `high`, as in the paper.
@@ -15,21 +14,16 @@ The released code (VITA-Group/Ms-PoE) compared with this module:
   factor.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from posgap.foundation.errors import PosgapError
 from posgap.mitigations.mitigation import ModelMitigation, ProposalInput, Settings, Undo
-from posgap.mitigations.state import in_force
-from posgap.models import CONFIG_KEY
-from posgap.models.factors import check_factors
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-_SOURCE = "Ms-PoE, Zhang et al. 2024, section 3.3, arXiv 2403.04797"
 _Factor = Annotated[float, Field(gt=0)]
 
 
@@ -42,17 +36,11 @@ class HeadRanking(Settings):
     first_layer: Annotated[int, Field(ge=0)] = 2
 
 
-class HeadFactors(Settings):
-    """`factors [L][H]`: query head h of layer l reads positions divided by factor l, h."""
-
-    factors: list[list[_Factor]]
-
-
 class MsPoE(ModelMitigation):
     name = "ms-poe"
     help = "one RoPE factor per attention head, by its sensitivity to position, ranked anew at each prompt"
     level = "positions"
-    source = _SOURCE
+    source = "Ms-PoE, Zhang et al. 2024, section 3.3, arXiv 2403.04797"
     cost = "each prompt's queries and keys are computed twice"
     served_by = ("transformers",)
     settings = HeadRanking
@@ -72,44 +60,4 @@ class MsPoE(ModelMitigation):
         return [HeadRanking(first_layer=2 if n_layers > 2 else 0)]
 
 
-class StaticMsPoE(ModelMitigation):
-    name = "ms-poe-static"
-    help = "one RoPE factor per attention head, by its mean sensitivity over prompts, ranked once"
-    level = "positions"
-    source = _SOURCE
-    cost = "tables of cosines and sines for each head"
-    served_by = ("transformers",)
-    settings = HeadFactors
-    is_listed = False
-
-    def apply_to(self, model: "PreTrainedModel", settings: HeadFactors) -> Undo:
-        from posgap.models.head_scaling import scale_heads
-
-        where = model.name_or_path or "ms-poe"
-        check_factors(settings.factors, model.config.get_text_config().num_hidden_layers, where)
-        if "lpes" in in_force(model):
-            raise PosgapError(f"{where}: ms-poe-static: its layers have factors (lpes); take those back first")
-        undo_heads = scale_heads(model, settings.factors)
-        setattr(model.config, CONFIG_KEY, settings.factors)
-
-        def undo() -> None:
-            undo_heads()
-            delattr(model.config, CONFIG_KEY)
-
-        return undo
-
-    def neutral_settings(self, config: "PretrainedConfig") -> HeadFactors:
-        text = config.get_text_config()
-        return HeadFactors(factors=[[1.0] * text.num_attention_heads] * text.num_hidden_layers)
-
-    def propose_settings(self, proposal: ProposalInput) -> Sequence[HeadFactors]:
-        from posgap.models.head_scaling import ms_poe_factors
-
-        return [HeadFactors(factors=ms_poe_factors(proposal.model, proposal.prompts))]
-
-    def write_config(self, config_json: Mapping[str, Any], settings: HeadFactors) -> dict[str, Any]:
-        return {**config_json, CONFIG_KEY: settings.factors}
-
-
 MS_POE = MsPoE()
-MS_POE_STATIC = StaticMsPoE()

@@ -8,14 +8,13 @@ from posgap.foundation.registry import Registry
 from posgap.mitigations.document_orders import FEWER, PERMUTATION, QUOTED, REORDERING, REPEATED, REVERSED
 from posgap.mitigations.lpes import LPES
 from posgap.mitigations.mitigation import Mitigation, PromptMitigation
-from posgap.mitigations.ms_poe import MS_POE, MS_POE_STATIC
+from posgap.mitigations.ms_poe import MS_POE
 from posgap.mitigations.rope_scaling import LINEAR, NTK, YARN
 
 MITIGATIONS: Registry[Mitigation] = Registry(
     "mitigation",
     "posgap.mitigations",
     MS_POE,
-    MS_POE_STATIC,
     LINEAR,
     NTK,
     YARN,

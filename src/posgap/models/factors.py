@@ -10,10 +10,8 @@ from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-Factors = Sequence[float] | Sequence[Sequence[float]]
 
-
-def config_factors(config: "PretrainedConfig") -> Factors | None:
+def config_factors(config: "PretrainedConfig") -> Sequence[float] | None:
     """The factors that a model's config names."""
     return getattr(config, CONFIG_KEY, None)
 
@@ -34,11 +32,12 @@ def require_rope(config: "PretrainedConfig", where: str) -> None:
         raise BadModel(f"{where}: {reason}")
 
 
-def check_factors(factors: Factors, n_layers: int, where: str) -> None:
-    """`PosgapError` unless there is one positive number a layer, or one row of them."""
+def check_factors(factors: Sequence[float], n_layers: int, where: str) -> None:
+    """`PosgapError` unless there is one positive number a layer."""
     if len(factors) != n_layers:
         raise BadModel(f"{where}: {len(factors)} RoPE factors for a model of {n_layers} layers; give one per layer")
-    for layer, row in enumerate(factors):
-        for factor in row if isinstance(row, list | tuple) else [row]:
-            if not (isinstance(factor, int | float) and math.isfinite(factor) and factor > 0):
-                raise BadModel(f"{where}: the RoPE factor of layer {layer} is {factor!r}; it must be a positive number")
+    for layer, factor in enumerate(factors):
+        if isinstance(factor, list | tuple):
+            raise BadModel(f"{where}: posgap no longer divides by head; apply ms-poe to the original model")
+        if not (isinstance(factor, int | float) and math.isfinite(factor) and factor > 0):
+            raise BadModel(f"{where}: the RoPE factor of layer {layer} is {factor!r}; it must be a positive number")

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
@@ -30,7 +29,6 @@ FIRST_LAYER = 2
 _OUTLIER = 3.0
 _RANKING = "posgap_ranking"
 _ATTRIBUTE = "_posgap_heads"
-_SHARED = "query heads that share a key have different factors; give them one factor"
 _OTHERWISE = "its attention reads rotary tables otherwise than by head"
 _NO_FUNCTION = "{} is no separate function of queries and keys to rank heads by"
 
@@ -53,15 +51,13 @@ class Ranking:
 @dataclass
 class _Heads:
     """State of one layer's attention: the `chosen` rungs of its `n_keys` key heads, `[H]`, `[1]` if all have the same,
-    or for each row `[B, H]`; whether they are `ranked` and chosen anew at each prompt; and a list that takes each
-    prompt's sensitivities `[B, H]`."""
+    or for each row `[B, H]`; and whether they are `ranked` and chosen anew at each prompt."""
 
     module: nn.Module
     layer: int
     chosen: Tensor
     n_keys: int
     ranked: bool = False
-    seen: list[Tensor] | None = None
     undone: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -70,29 +66,6 @@ class _Seen(Exception):
 
     def __init__(self, sensitivities: Tensor):
         self.sensitivities = sensitivities
-
-
-def scale_heads(model: PreTrainedModel, factors: Sequence[Sequence[float]]) -> Callable[[], None]:
-    """Applies `factors [L][H]`, one per query head, and returns a function that removes them.
-
-    Raises `PosgapError`, with the model unchanged, if the family's attention cannot take tables by head.
-    """
-    scaling = layer_scaling(model)
-    n_heads = model.config.get_text_config().num_attention_heads
-    if [len(row) for row in factors] != [n_heads] * scaling.n_layers:
-        raise BadModel(f"{name_of(model)}: per-head RoPE factors must be {scaling.n_layers} rows of {n_heads}")
-    rungs = sorted({1.0}.union(*factors))
-    groups = n_heads // n_key_heads(model)
-    of_keys = []
-    for row in factors:
-        of_keys.append(row[::groups])
-        if np.repeat(of_keys[-1], groups).tolist() != list(row):
-            raise BadModel(f"{name_of(model)}: {_SHARED}")
-    with _give_tables(model, scaling, rungs) as (heads, undo):
-        for each in heads:
-            chosen = [rungs.index(factor) for factor in of_keys[each.layer]]
-            each.chosen = torch.tensor(chosen if len(set(chosen)) > 1 else chosen[:1])
-    return undo
 
 
 def rank_heads(model: PreTrainedModel, ranking: Ranking) -> Callable[[], None]:
@@ -112,36 +85,6 @@ def rank_heads(model: PreTrainedModel, ranking: Ranking) -> Callable[[], None]:
     return undo
 
 
-def ms_poe_factors(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Returns factors `[L][H]` with heads ranked by their mean sensitivity over `prompts`; leaves the model unchanged.
-    The authors rank anew for each prompt (`rank_heads`)."""
-    ranking = Ranking()
-    scaling = layer_scaling(model)
-    ranked = _count_ranked(model)
-    n_heads = model.config.get_text_config().num_attention_heads
-    factors = [[1.0] * n_heads for _ in range(scaling.n_layers)]
-    with _give_tables(model, scaling, [1.0]) as (heads, undo):
-        try:
-            for each in heads:
-                each.ranked = True
-                each.seen = []
-            with torch.inference_mode():
-                for prompt in prompts:
-                    model(
-                        input_ids=torch.tensor([list(prompt)], device=model.device), use_cache=False, logits_to_keep=1
-                    )
-        finally:
-            undo()
-    steps = ranking.steps(ranked)
-    # The authors scale from the third layer on; of a model of no more layers, all.
-    first = ranking.first_layer if scaling.n_layers > ranking.first_layer else 0
-    for each in heads:
-        if each.layer >= first and each.seen:
-            ranks = _ranks(torch.cat(each.seen).mean(0)).tolist()
-            factors[each.layer] = np.repeat([round(steps[rank], 4) for rank in ranks], n_heads // ranked).tolist()
-    return factors
-
-
 def _count_ranked(model: PreTrainedModel) -> int:
     """Returns how many heads of a layer are ranked; raises `PosgapError` if one would be alone."""
     n = n_key_heads(model)
@@ -150,11 +93,6 @@ def _count_ranked(model: PreTrainedModel) -> int:
             f"{name_of(model)}: ms-poe: all heads of a layer share one key, so they would have one factor; take linear"
         )
     return n
-
-
-def _ranks(sensitivities: Tensor) -> Tensor:
-    """Returns the rank of each head by its sensitivity, `[..., H]` each."""
-    return sensitivities.argsort(dim=-1, descending=True, stable=True).argsort(-1)
 
 
 def n_key_heads(model: PreTrainedModel) -> int:
@@ -234,11 +172,8 @@ def _attend(state: _Heads, own: Callable[..., Any], *args: Any, **kwargs: Any) -
         return own(*args, **kwargs)
     if state.ranked and not cached_length(kwargs, state.layer):  # a prompt is read from its beginning
         sensitivities = _sensitivities(state, own, given, args, kwargs)
-        if state.seen is not None:
-            state.seen.append(sensitivities)
-        else:
-            ranks = 1 + _ranks(sensitivities)  # rung 0 is one
-            state.chosen = ranks[0] if len(ranks) == 1 else ranks
+        ranks = 1 + sensitivities.argsort(dim=-1, descending=True, stable=True).argsort(-1)  # rung 0 is one
+        state.chosen = ranks[0] if len(ranks) == 1 else ranks
     if state.chosen.ndim == 2 and len(state.chosen) != len(args[0] if args else kwargs["hidden_states"]):
         raise BadModel("ms-poe: a row of the batch has gone, or come, since its prompt was read")
     return own(*args, **{**kwargs, "position_embeddings": _tables_by_head(given, state.chosen)})

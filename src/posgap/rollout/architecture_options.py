@@ -107,11 +107,6 @@ def _rotation(description: Description, facts: Mapping[str, Any], n_layers: int)
         raise BadOption("rope_theta: give one that is not negative, for all layers or for each")
     factors = description.rope_factors or facts.get("factors", [])
     seen = facts.get("frequencies", [])
-    if _has_rows(factors):
-        raise BadOption(
-            "encoding: the measured model has a RoPE factor per head, but a prediction takes one per layer: give "
-            "`rope_factors`"
-        )
     if seen and None not in seen and len(bases) == 1 and not description.rope_factors:
         # The measured rotation of the layers, including base, scaling and factors.
         angles = seen

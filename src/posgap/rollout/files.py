@@ -55,7 +55,7 @@ class Encoding(TypedDict, total=False):
     slopes: list[float]
     theta: Annotated[float, Field(gt=0)]
     head_size: Annotated[int, Field(ge=2)]
-    factors: list[float] | list[list[float]]
+    factors: list[float]
     frequencies: list[list[float] | None]
 
 

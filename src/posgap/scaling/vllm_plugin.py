@@ -22,6 +22,7 @@ from torch import nn
 
 from posgap.models import CLOSED_TYPE, CONFIG_KEY, MITIGATIONS_KEY, OWN_TABLES_KEY
 from posgap.models.closing import load_closed_config
+from posgap.models.factors import check_factors
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
@@ -78,11 +79,12 @@ def scale_served_model(model: nn.Module, factors: Sequence[float], own_tables: b
     Layers of one factor share a table, unless `own_tables` are to be changed later (`FactorSetter`). Raises
     `ValueError` if the model cannot be scaled as its config says, so that it is not served unscaled.
     """
+    check_factors(factors, len(factors), f"posgap: {CONFIG_KEY}")
     inner = _transformers_model(model)
     if inner is not None:
         return _scale_inner(inner, factors)
     attentions = _attentions(model)
-    if sorted(attentions) != list(range(len(factors))) or any(isinstance(factor, list) for factor in factors):
+    if sorted(attentions) != list(range(len(factors))):
         raise ValueError(
             f"posgap: {CONFIG_KEY} has {len(factors)} factors, but this model has rotary embeddings that can be scaled "
             f"in layers {sorted(attentions)}; vLLM serves one factor per layer of Llama-like models, and of others "
@@ -119,8 +121,6 @@ def _scale_inner(inner: Any, factors: Sequence[float]) -> list[float]:
     from posgap.foundation.errors import BadModel, PosgapError
     from posgap.models.layer_scaling import LayerScaling
 
-    if any(isinstance(factor, list) for factor in factors):
-        raise ValueError(f"posgap: {CONFIG_KEY} has factors for each head; vLLM serves one for each layer")
     try:
         # vLLM's attention works in vLLM alone, so it cannot be tried here; the factors read below show the effect.
         scaling = LayerScaling(inner, tried=False)
