@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from posgap.foundation.fields import OptionalInputPath
-from posgap.mitigations.curve_kinds import CURVES
 from posgap.models import OWN_TABLES_KEY
 from posgap.models.precision import device_class
 from posgap.options.generation import LocalBackendConfig
@@ -16,7 +15,7 @@ from posgap.scaling.search_settings import SearchSettings
 from posgap.tasks.fields import Placements
 
 
-class ScaleSearchConfig(*CURVES.bases(), LocalBackendConfig):  # type: ignore[misc]  # registered choices' parameters
+class ScaleSearchConfig(LocalBackendConfig):
     """Searches RoPE factors, one per layer, that close the gap without training, after LPES."""
 
     examples_for: ClassVar[str] = "search"
@@ -31,8 +30,8 @@ class ScaleSearchConfig(*CURVES.bases(), LocalBackendConfig):  # type: ignore[mi
     )
     positions: Placements = Field([], description="positions to score, separated by commas; empty: all")
     limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
-    curve: Annotated[str, CURVES, AfterValidator(CURVES.require_name)] = Field(
-        "bezier", description=f"how the factors vary over depth; {CURVES.help_text()}"
+    order: int = Field(
+        3, ge=0, description="of the Bezier curve of factors over depth; 0: one factor for all, 1: a straight line"
     )
     low: float = Field(1.0, gt=0, description="lowest factor")
     high: float = Field(2.0, description="highest factor")
@@ -55,9 +54,7 @@ class ScaleSearchConfig(*CURVES.bases(), LocalBackendConfig):  # type: ignore[mi
 
     def search_settings(self) -> SearchSettings:
         """Returns the settings of the search."""
-        parameters = CURVES[self.curve].parameters.of(self).model_dump()
-        own = [each.name for each in fields(SearchSettings) if each.name in type(self).model_fields]
-        return SearchSettings(curve_parameters=parameters, **{name: getattr(self, name) for name in own})
+        return SearchSettings(**{each.name: getattr(self, each.name) for each in fields(SearchSettings)})
 
     def resolve_auto(self) -> Self:
         """Returns this config with its dtype. The search chooses the backend, once it knows whether answers are forced.
