@@ -8,16 +8,13 @@ from places import ROOT
 from scaled_llama import CLOSE, FACTORS, logits, tiny
 
 sys.path.append(str(ROOT / "benchmarks"))
-import families
 import head_factors
 
-import posgap.mitigations.in_force
-from posgap.foundation.errors import BadModel, PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.mitigations.in_force import apply_mitigation, load_model, remove_mitigation, scale_model
 from posgap.mitigations.state import in_force
 from posgap.models.head_scaling import sensitivity
 from posgap.models.loading import save_model
-from posgap.scaling.serve_check import serve_check
 
 
 def of_own_keys(**more):
@@ -116,13 +113,3 @@ def test_what_else_a_config_lists_is_applied_beside_its_factors(ids, tokenizer, 
     loaded = load_model(str(tmp_path / "model"), "stored")
     torch.testing.assert_close(logits(loaded, ids), wanted, **CLOSE)
     assert list(in_force(loaded)) == ["lpes", "ms-poe"]
-
-
-@pytest.mark.parametrize("family", ["falcon", "deepseek_v2"])
-def test_what_a_model_applies_is_read_off_its_tables(family, tokenizer, tmp_path, capsys, monkeypatch):
-    save_model(scale_model(families.build_family(family), [1.5] * 4), tokenizer, tmp_path / "model")
-    serve_check(tmp_path / "model", "transformers")
-    assert "layer   3  config 1.5000  applied 1.5000" in capsys.readouterr().out
-    monkeypatch.setattr(posgap.mitigations.in_force, "apply_configured", lambda model: model)
-    with pytest.raises(BadModel, match=f"^{tmp_path / 'model'}: transformers "):
-        serve_check(tmp_path / "model", "transformers")
