@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from posgap.mitigations.in_force import apply_mitigation
-from posgap.models.head_scaling import Ranking
+from posgap.models.head_scaling import _Heads, factors_by_rank
 
 sys.path.append(str(ROOT / "benchmarks"))
 import families
@@ -154,9 +154,9 @@ def factors_of(model: PreTrainedModel, low: float = LOW, high: float = HIGH) -> 
     """The factors that the heads of a model's layers have by their ranks in the last prompt."""
     rows = []
     for each in model.modules():
-        if hasattr(each, "_posgap_heads"):
-            state = each._posgap_heads
-            rungs = [1.0, *Ranking(low, high).steps(state.n_keys)]
+        state = each.forward.args[0] if isinstance(each.forward, partial) else None
+        if isinstance(state, _Heads):
+            rungs = [1.0, *factors_by_rank(low, high, state.n_keys)]
             rungs_of_heads = state.chosen.expand(state.n_keys).repeat_interleave(HEADS // state.n_keys)
             rows.append([rungs[rung] for rung in rungs_of_heads.tolist()])
     return rows

@@ -47,9 +47,9 @@ class MsPoE(ModelMitigation):
     needs_own_batch = True
 
     def apply_to(self, model: "PreTrainedModel", settings: HeadRanking) -> Undo:
-        from posgap.models.head_scaling import Ranking, rank_heads
+        from posgap.models.head_scaling import rank_heads
 
-        return rank_heads(model, Ranking(**settings.model_dump()))
+        return rank_heads(model, settings.low, settings.high, settings.first_layer)
 
     def neutral_settings(self, config: "PretrainedConfig") -> HeadRanking:
         return HeadRanking(low=1, high=1)

@@ -23,29 +23,10 @@ from posgap.foundation.errors import BadModel, PosgapError, first_line
 from posgap.models.layer_scaling import LayerScaling, Rungs, decoder_of, layer_scaling
 from posgap.models.patching import cached_length, forward_few_tokens, name_of, replace_attribute, without_cache
 
-LOW = 1.2
-HIGH = 1.8
-FIRST_LAYER = 2
 _OUTLIER = 3.0
 _RANKING = "posgap_ranking"
-_ATTRIBUTE = "_posgap_heads"
 _OTHERWISE = "its attention reads rotary tables otherwise than by head"
 _NO_FUNCTION = "{} is no separate function of queries and keys to rank heads by"
-
-
-@dataclass
-class Ranking:
-    """How heads get their factors at each prompt: in layers from `first_layer` on the most sensitive key head, with the
-    query heads that share it, gets `low`, the least sensitive one `high`, the others get equal steps between. In the
-    other layers all have a factor of one."""
-
-    low: float = LOW
-    high: float = HIGH
-    first_layer: int = FIRST_LAYER
-
-    def steps(self, n: int) -> list[float]:
-        """Returns the factors of n ranks."""
-        return [self.low + (self.high - self.low) * rank / (n - 1) for rank in range(n)]
 
 
 @dataclass
@@ -68,19 +49,27 @@ class _Seen(Exception):
         self.sensitivities = sensitivities
 
 
-def rank_heads(model: PreTrainedModel, ranking: Ranking) -> Callable[[], None]:
+def factors_by_rank(low: float, high: float, n: int) -> list[float]:
+    """The factors of n ranks, in equal steps from `low` to `high`."""
+    return [low + (high - low) * rank / (n - 1) for rank in range(n)]
+
+
+def rank_heads(model: PreTrainedModel, low: float, high: float, first_layer: int) -> Callable[[], None]:
     """Ranks the heads of `model` anew at each prompt, and returns a function that ends this.
+
+    In layers from `first_layer` on the most sensitive key head, with the query heads that share it, gets the factor
+    `low`, the least sensitive one `high`, the others get equal steps between. In other layers all have a factor of one.
 
     Raises `PosgapError`, with the model unchanged, if the family's attention cannot take tables by head, or cannot be
     inspected.
     """
     scaling = layer_scaling(model)
-    changes = ranking.low != 1 or ranking.high != 1
-    steps = ranking.steps(_count_ranked(model)) if changes else []
+    changes = low != 1 or high != 1
+    steps = factors_by_rank(low, high, _count_ranked(model)) if changes else []
     with _give_tables(model, scaling, [1.0, *steps]) as (heads, undo):
         if changes:
             for each in heads:
-                each.ranked = each.layer >= ranking.first_layer
+                each.ranked = each.layer >= first_layer
             _forward_states(model)
     return undo
 
@@ -145,12 +134,6 @@ def _match_heads(table: Tensor, x: Any) -> Tensor:
         if x.shape[dim] > table.shape[dim] > 1:
             table = table.repeat_interleave(x.shape[dim] // table.shape[dim], dim)
     return table
-
-
-def attention_tables(attention: nn.Module, given: Any) -> Any:
-    """Returns the tables with which an attention rotates queries and keys, from the rotary tables that its layer is
-    `given`."""
-    return _tables_by_head(given, getattr(attention, _ATTRIBUTE).chosen) if isinstance(given, Rungs) else given
 
 
 def _tables_by_head(tables: Rungs, chosen: Tensor) -> tuple[Tensor, Tensor]:
@@ -255,7 +238,6 @@ def _give_tables(
         ones = torch.zeros(n_keys, dtype=torch.long)
         for layer, module in scaling.attentions():
             each = _Heads(module, layer, ones, n_keys)
-            each.undone.append(replace_attribute(module, _ATTRIBUTE, each))
             each.undone.append(replace_attribute(module, "forward", partial(_attend, each, module.forward)))
             heads.append(each)
         _require_by_head(model, scaling, heads)
