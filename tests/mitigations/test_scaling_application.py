@@ -317,7 +317,7 @@ def test_a_search_sets_factors_of_a_model_of_transformers_within_vllm(ids):
 
 def test_factors_of_heads_as_0_1_gave_them_are_refused():
     for scale in (scale_model, lambda model, rows: vllm_plugin.scale_served_model(ByTransformers(model), rows)):
-        with pytest.raises(PosgapError, match="posgap no longer divides by head; apply ms-poe to the original model"):
+        with pytest.raises(BadModel, match="; apply ms-poe to the original model"):
             scale(tiny(), [[1.0, 1.0, 1.2, 1.2]] * 3)
 
 

@@ -8,9 +8,10 @@ from places import ROOT
 from scaled_llama import CLOSE, FACTORS, logits, tiny
 
 sys.path.append(str(ROOT / "benchmarks"))
+import families
 import head_factors
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadModel
 from posgap.mitigations.in_force import apply_mitigation, load_model, remove_mitigation, scale_model
 from posgap.mitigations.state import in_force
 from posgap.models.head_scaling import sensitivity
@@ -113,3 +114,11 @@ def test_what_else_a_config_lists_is_applied_beside_its_factors(ids, tokenizer, 
     loaded = load_model(str(tmp_path / "model"), "stored")
     torch.testing.assert_close(logits(loaded, ids), wanted, **CLOSE)
     assert list(in_force(loaded)) == ["lpes", "ms-poe"]
+
+
+def test_rotary_tables_that_heads_have_in_common_are_refused(ids):
+    model = families.build_family("deepseek_v2")
+    with pytest.raises(BadModel, match=" complex numbers") as refused:
+        apply_mitigation(model, "ms-poe", {})
+    assert "\n" not in str(refused.value)
+    scale_model(model, [1.5] * 4)  # nothing is left of it

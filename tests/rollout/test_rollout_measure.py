@@ -36,7 +36,7 @@ from transformers import (
 
 from posgap.data.reading import write_examples
 from posgap.foundation.errors import BadModel, BadOption, Malformed, PosgapError
-from posgap.foundation.files import read_json, read_model, write_json
+from posgap.foundation.files import read_model
 from posgap.measurement.probe import Probe, Response
 from posgap.measurement.sweeps import read_sweep
 from posgap.mitigations.in_force import load_model, scale_model
@@ -505,11 +505,6 @@ def test_predict_takes_over_the_factors_of_a_scaled_model(tmp_path, model_folder
     # The measured angles are in single precision.
     assert taken_over == pytest.approx(predicted("plain", "spelled", rope_factors=[1.0, 2.0]), rel=1e-5)
     assert taken_over != pytest.approx(predicted("plain", "without"), rel=1e-3)
-    measurement = read_json(measured["scaled"] / "measurement.json")
-    measurement["encoding"]["factors"] = [[1.0, 2.0]] * 2
-    write_json(measured["scaled"] / "measurement.json", measurement)
-    with pytest.raises(BadOption, match="^encoding: .*`rope_factors`"):
-        predicted("scaled", "by-head")
 
 
 def test_texts_are_cut_to_one_length(tmp_path, tokenizer):

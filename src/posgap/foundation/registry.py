@@ -33,13 +33,6 @@ def split_commas(value: Any) -> Any:
     return value.replace(",", " ").split() if isinstance(value, str) else value
 
 
-def split_rows(value: Any) -> Any:
-    """Returns a list as `split_commas` reads it, or a list of such lists if semicolons divide the text, "1,2;3,4"."""
-    if isinstance(value, str) and ";" in value:
-        return [split_commas(row) for row in value.split(";") if row.strip()]
-    return split_commas(value)
-
-
 def unset_if_empty(value: Any) -> Any:
     """Returns None for an empty string, which KFP and MLproject use for a missing value, as they have no null."""
     return None if value == "" else value
@@ -51,7 +44,6 @@ if TYPE_CHECKING:
 else:
     WholeNumber = Annotated[int | None, BeforeValidator(unset_if_empty)]
 Numbers = Annotated[list[float], BeforeValidator(split_commas)]
-NumbersOrRows = Annotated[list[float | list[float]], BeforeValidator(split_rows)]
 PositiveNumbers = Annotated[list[Annotated[float, Field(gt=0)]], BeforeValidator(split_commas)]
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from posgap.foundation.fields import RARE, OptionalInputPath
-from posgap.foundation.registry import Numbers, NumbersOrRows, PositiveNumbers, split_commas, split_rows
+from posgap.foundation.registry import Numbers, PositiveNumbers, split_commas
 from posgap.options.base import SeededConfig
 from posgap.options.verb import Kind, Verb
 
@@ -28,8 +28,8 @@ Strengths = Annotated[
 
 
 SelfScores = Annotated[
-    list[float | list[float] | Literal["heads"]],
-    BeforeValidator(split_rows), Field(min_length=1), AfterValidator(_require_word_alone),
+    list[float | Literal["heads"]],
+    BeforeValidator(split_commas), Field(min_length=1), AfterValidator(_require_word_alone),
 ]  # fmt: skip
 
 
@@ -62,10 +62,10 @@ class RolloutPredictConfig(SeededConfig):
         "distance; alibi: the same, with ALiBi's slope for each head; rope: queries and keys are rotated by their "
         "positions",
     )
-    slope: NumbersOrRows = Field(
+    slope: Numbers = Field(
         [0.223],
         description="decay: how much the score falls per token of distance (m): one number, or one for each head, "
-        "separated by commas, or a row of those for each layer, separated by semicolons",
+        "separated by commas",
     )
     rope_theta: Numbers = Field(
         [10000.0],
@@ -82,8 +82,8 @@ class RolloutPredictConfig(SeededConfig):
     )
     content: SelfScores = Field(
         [0.0],
-        description="extra score of a token on itself: one number, one for each layer, separated by commas, or, by "
-        "head, a row for each layer, separated by semicolons; heads: the measurement's of each layer and head",
+        description="extra score of a token on itself: one number, one for each layer, separated by commas, or "
+        "heads: the measurement's of each layer and head",
     )
 
 

@@ -91,10 +91,9 @@ def _encoding(description: Description, measured: Measurement | None, n_layers: 
     slopes: Sequence[Any] = description.slope
     if kind == "alibi":
         slopes = facts.get("slopes") or alibi_slopes(n_heads).tolist()
-    table = _table("slope", slopes if _has_rows(slopes) else [slopes], n_layers, n_heads)
-    if table.min() < 0:
+    if len(slopes) not in (1, n_heads) or min(slopes) < 0:
         raise BadOption(f"slope: give one that is not negative, for all or for each of {n_heads} heads")
-    return {"slopes": table}
+    return {"slopes": np.array([slopes], dtype=float)}
 
 
 def _rotation(description: Description, facts: Mapping[str, Any], n_layers: int) -> dict[str, Any]:
@@ -169,9 +168,10 @@ def _schedule(description: Description, measured: Measurement | None, n_layers: 
 def _content(description: Description, measured: Measurement | None, n_layers: int, n_heads: int) -> np.ndarray:
     """The extra scores of tokens on themselves: [1, 1] for all layers and heads, [L, 1], or [L, H]."""
     if measured and description.content == ["heads"]:
-        return _table("content", measured.content, n_layers, n_heads)
-    if _has_rows(description.content):
-        return _table("content", description.content, n_layers, n_heads)
+        scores = np.array(_require_each_layer("content", measured.content, n_layers))
+        if scores.shape[1] != n_heads:
+            raise BadOption(f"content: {scores.shape[1]} given for {n_heads} heads")
+        return scores
     if len(description.content) > 1:
         return np.array([_require_each_layer("content", description.content, n_layers)]).T
     return np.array([description.content])
@@ -181,19 +181,3 @@ def _require_each_layer(name: str, values: Sequence[T], n_layers: int) -> Sequen
     if len(values) != n_layers:
         raise BadOption(f"{name}: {len(values)} given for {n_layers} layers")
     return values
-
-
-def _has_rows(values: Sequence[Any]) -> bool:
-    return any(isinstance(row, list) for row in values)
-
-
-def _table(name: str, rows: Sequence[Any], n_layers: int, n_heads: int) -> np.ndarray:
-    """A number for each layer and head: a single row counts for all layers, a single number in each for all heads."""
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row, Sequence):
-            raise BadOption(f"{name}: some layers have a row, and layer {number} has a single number")
-        if len(row) not in (1, n_heads) or len(row) != len(rows[0]):
-            raise BadOption(f"{name}: {len(row)} given for {n_heads} heads" + f" in layer {number}" * (len(rows) > 1))
-    if len(rows) not in (1, n_layers):
-        raise BadOption(f"{name}: {len(rows)} rows given for {n_layers} layers")
-    return np.array(rows, dtype=float)
