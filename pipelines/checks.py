@@ -75,7 +75,7 @@ def form_complaints(parameters: Mapping[str, dict[str, Any]]) -> list[str]:
         faults.append(f"{len(names)} fields, which are more than {_MAX_FIELDS}: one of YAML could take the rest")
     raw = [name for name in names if parameters[name].get("parameterType") in ("LIST", "STRUCT")]
     if raw:
-        faults.append(f"{', '.join(raw)}: to be written as JSON, where a text could be read as YAML")
+        faults.append(f"{', '.join(raw)}: must be JSON, because plain text could be read as YAML")
     silent = [name for name in names if not parameters[name].get("description")]
     if silent:
         faults.append(f"{', '.join(silent)}: not described")
@@ -97,7 +97,7 @@ def importer_complaints(compiled: CompiledYaml) -> list[str]:
                 continue
             shown = task["taskInfo"]["name"]
             if shown != key:
-                faults.append(f"{key}: an importer named {shown!r}, by which no step finds its artifact")
+                faults.append(f"{key}: an importer named {shown!r}, so no step finds its artifact")
             address = task.get("inputs", {}).get("parameters", {})
             passed = address.get(importer["artifactUri"].get("runtimeParameter"), {})
             if "taskOutputParameter" in passed:
@@ -169,7 +169,7 @@ def _credential_complaints(settings: dict[str, Any]) -> list[str]:
         for variable in variables:
             sources[variable].append(secret)
     return [
-        f"takes {variable} from the secrets {' and '.join(names)}, of which Kubernetes uses the last"
+        f"takes {variable} from the secrets {' and '.join(names)}; Kubernetes uses the last"
         for variable, names in sources.items()
         if len(names) > 1
     ]

@@ -55,7 +55,7 @@ def upload(compiled: CompiledYaml, config: PipelineCompileConfig) -> None:
 def fetch_uploaded(config: PipelineOnCluster) -> CompiledYaml:
     """Returns the version that `config` names, as the server holds it. Raises `PosgapError` if there is none."""
     if config.file:
-        raise PosgapError("--version: --file cannot change a version that was uploaded; leave one of them out")
+        raise PosgapError("--version: --file cannot change an uploaded version; leave one out")
     client = connect(config)
     name = f"posgap-{config.pipeline}"
     pipeline = client.find_pipeline(config, name)

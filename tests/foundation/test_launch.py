@@ -144,7 +144,7 @@ def test_the_first_process_of_each_machine_hashes_for_the_others(machines):
 def test_machines_with_other_models_are_refused(machines):
     (machines[1] / "model.bin").write_text("weighty")
     refusals = [error for _, error in read_in(machines, [0, 0])]
-    assert refusals == ["source: model.bin differs between machines; copy it to all of them again"] * 2
+    assert refusals == ["source: model.bin differs between machines; copy it to all machines again"] * 2
     assert not list(machines[0].glob("*.sha256"))
 
 

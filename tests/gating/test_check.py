@@ -144,7 +144,7 @@ def test_a_refusal_needs_no_more_however_little_was_swept(tmp_path):
     verdict, sweep = checked(tmp_path, [1, 0.5, 0.2, 0.5, 1], least_examples=500)
     assert verdict.outcome == "refused"
     for told in (terminal_text("m", verdict, sweep), decision_page(verdict, {"candidate": sweep})):
-        assert "A refusal needs no more, though an admission would: 200 examples, and the gate" in told
+        assert "The refusal needs no more examples, but an admission would: 200 examples, and the gate" in told
         assert "too little to judge by" not in told
 
 

@@ -234,7 +234,7 @@ def test_unknown_and_double_ids_are_refused(run):
     write("no.jsonl", [{"text": "a"}])
     assert "has no `custom_id`" in run("--answers", "no.jsonl")[1]
     write("no.jsonl", [{"id": rows[0]["custom_id"], "said": "a"}])
-    assert "is no answer as OpenAI" in run("--answers", "no.jsonl")[1]
+    assert "is not an answer of OpenAI" in run("--answers", "no.jsonl")[1]
     rows[3]["response"]["body"]["model"] = "m-2"
     write("back.jsonl", rows)
     assert "the answers are of several models (m-1, m-2)" in run("--answers", "back.jsonl")[1]

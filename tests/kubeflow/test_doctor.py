@@ -128,7 +128,7 @@ def test_it_is_said_in_lines_or_as_json_and_by_the_exit_code(found, monkeypatch,
         main(["doctor", "--json"])
     shown = capsys.readouterr()
     parts = {each["part"]: each["state"] for each in json.loads(shown.out)["parts"]}
-    assert ended.value.code == 1 and parts["Kubeflow"] == "broken" and "of no use as it is: Kubeflow" in shown.err
+    assert ended.value.code == 1 and parts["Kubeflow"] == "broken" and "cannot be used: Kubeflow" in shown.err
 
 
 def test_what_is_configured_and_lacks_its_extra_is_of_no_use(found, monkeypatch):

@@ -22,7 +22,7 @@ OURS = f"ghcr.io/posgap/posgap-cpu:{__version__}"
 
 
 # The toy's form has lists and dictionaries, which no form of posgap's own asks for.
-JSON_FIELDS = "form: pool, shards, tolerations: to be written as JSON, where a text could be read as YAML"
+JSON_FIELDS = "form: pool, shards, tolerations: must be JSON, because plain text could be read as YAML"
 
 
 def checked(toy_file, **arguments) -> dict:
@@ -190,7 +190,7 @@ def test_a_form_that_is_hard_to_fill_in_is_warned_of():
     ]
     kinds = {"name": "STRING", "options": "STRUCT", "places": "LIST", "ready": "BOOLEAN"}
     assert form_complaints({name: given | {"parameterType": kind} for name, kind in kinds.items()}) == [
-        "options, places: to be written as JSON, where a text could be read as YAML"
+        "options, places: must be JSON, because plain text could be read as YAML"
     ]
     assert form_complaints(twelve | {"more": given}) == [
         "13 fields, which are more than 12: one of YAML could take the rest"

@@ -512,7 +512,7 @@ def test_the_seconds_of_a_lease_are_those_of_the_variable(registry, monkeypatch)
         monkeypatch.setenv(leases.VARIABLE, text)
         with pytest.raises(PosgapError) as refusal:
             Lease("tiny")
-        assert str(refusal.value) == f"{leases.VARIABLE}: {text!r} is no number from 1 to 3600; correct or unset it"
+        assert str(refusal.value) == f"{leases.VARIABLE}: {text!r} is not a number from 1 to 3600; correct or unset it"
 
 
 @pytest.mark.parametrize(("place", "seconds"), [("sqlite:///a.db", 0), ("http://server", 1)])

@@ -270,7 +270,7 @@ def test_what_a_run_that_was_deleted_lacks_is_left_out(tmp_path, monkeypatch, ca
 @pytest.mark.parametrize(
     ("uri", "said"),
     [
-        ("sqlite:///{}/store.db", "store.db: is no SQLite database; move it away"),
+        ("sqlite:///{}/store.db", "store.db: is not a SQLite database; move it away"),
         ("mysql+nosuch://host/x", "nosuch"),
         ("nosuch://host", "nosuch"),
     ],

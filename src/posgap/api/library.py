@@ -135,11 +135,13 @@ def sweep(
     """
     unknown = sorted(set(options) & set(_SAID_OTHERWISE))
     if unknown:
-        raise BadOption(f"posgap.sweep: {unknown[0]} is no option here (`posgap.sweep(model, examples, task, ...)`)")
+        raise BadOption(
+            f"posgap.sweep: {unknown[0]} is not an option here (`posgap.sweep(model, examples, task, ...)`)"
+        )
     known = [*SweepConfig.model_fields, "name", "tokenizer", "quiet"]
     unknown = sorted(set(options) - set(known))
     if unknown:
-        meant = suggestion(unknown[0], known, "they are those of `posgap sweep --help-all`", at_most=1)
+        meant = suggestion(unknown[0], known, "`posgap sweep --help-all` lists them", at_most=1)
         raise BadOption(f"posgap.sweep: no option is called {shorten(unknown[0])}; {meant}")
     with ExitStack() as stack:
         stack.enter_context(from_python(quiet))
@@ -226,7 +228,7 @@ def gate(
 
         judged = folder(candidate, "candidate")
         if judged is None:
-            raise BadOption("posgap.gate: there is no sweep of a candidate")
+            raise BadOption("posgap.gate: the candidate's sweep is missing")
         read_sweep(judged).require_model("posgap.gate: the candidate")
         return judge(judged, folder(base, "base"), folder(champion, "champion"), policy)
 

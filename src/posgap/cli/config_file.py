@@ -107,7 +107,7 @@ def _read_sections(file: str) -> dict[str, Any]:
         with open(file, "rb") as opened:
             data = opened.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
-        raise PosgapError(f"{where}: {getattr(error, 'strerror', None) or 'is no name of a file'}") from None
+        raise PosgapError(f"{where}: {getattr(error, 'strerror', None) or 'is not a file name'}") from None
     sections = parse_yaml(data, where, "a config file", MAX_BYTES, typed=True)
     if not isinstance(sections, dict) or not all(isinstance(name, str) for name in sections):
         raise PosgapError(f"{where}: write a section for each verb, with its options below it")

@@ -61,8 +61,8 @@ class ImportReport:
             log.warning("%s: %s (docs/log-fields.md)", name, what)
         if self.elsewhere >= _FEW and 2 * self.elsewhere >= self.told:
             log.warning(
-                "%s: in %d of %d questions no relevant passage holds an answer, and another one does: are the ids of "
-                "relevant passages those of these passages, and none off by one? (docs/log-fields.md)",
+                "%s: in %d of %d questions an answer is only in passages that are not marked as relevant; check "
+                "that the relevant ids belong to these passages and are not off by one (docs/log-fields.md)",
                 name, self.elsewhere, self.told,
             )  # fmt: skip
 

@@ -92,7 +92,7 @@ class LogFields:
             name = {"answer": "answers"}.get(plain_name(given), plain_name(given))
             if name not in self.names:
                 known = ", ".join(sorted([*FIELDS, "answer"]))
-                raise BadOption(f"columns: there is no field {shorten(repr(given))}; name some of {known}")
+                raise BadOption(f"columns: no field {shorten(repr(given))}; name some of {known}")
             plain = plain_name(column)
             for names in self.names.values():
                 if plain in names:

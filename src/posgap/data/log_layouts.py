@@ -74,7 +74,7 @@ class LogRows:
             row = leading[-1]
             if not self.layout and self.fields.find_passages(row.fields)[1] is not None:
                 self.fields.passages(row.fields, row.where)  # which says what is wrong with them
-            what = "expected a field `passages` with a list of them, or a row for each passage with its `text`"
+            what = "expected a field `passages` with a list of passages, or one row for each passage with its `text`"
             found = f"found {list_names(row.fields)}; --columns names others, like text=Content (docs/log-fields.md)"
             raise Malformed(f"{row.where}: no retrieved passages in {format_count(self.count, 'row')}: {what}; {found}")
         return entries

@@ -140,7 +140,7 @@ class RetrievalLog:
                 what = f"{' and '.join(f'`{name}`' for name in relevances)} call different passages relevant"
                 ask(what, *(f"--columns label={name}" for name in relevances), where=self.name)
         if shares:
-            what = "labels are no whole numbers, so they are scores; import them as grades by --relevant label"
+            what = "labels are not whole numbers, so they are scores; import them as grades by --relevant label"
             report.left_open[what] = len(entries)
         scores = [passage.numbers.get("score") for entry in entries for passage in entry.readable]
         grades = {score for score in scores if score is not None and score % 1 == 0 and 0 <= score <= MAX_GRADE}
@@ -158,7 +158,7 @@ class RetrievalLog:
         first = next(iter(found), "")
         if any(own != found[first] for own in found.values()):
             kinds = [f"`{name}` in {format_count(sum(map(bool, each)), 'question')}" for name, each in found.items()]
-            what = f"ids of relevant passages may be those of {' or '.join(kinds)}, which are not the same passages"
+            what = f"the ids of relevant passages fit {' and '.join(kinds)}, which mark different passages"
             ask(what, *(f"--columns id={name}" for name in found), where=self.name)
         for entry, relevant in zip(entries, found.get(first, ())):
             for place, passage in enumerate(entry.passages):
@@ -337,7 +337,7 @@ def _describe(read: LogRows, entries: Sequence[LogEntry], order: str, id_name: s
     formats = f" ({', '.join(read.fields.formats)})" if read.fields.formats else ""
     labels = f", labels from {names('label')}" if names("label") else ""
     without = f"; {empty} without a text are left out" if empty else ""
-    ids = f"; ids of relevant passages are those of `{id_name}`" if id_name else ""
+    ids = f"; relevant passages are named by `{id_name}`" if id_name else ""
     return [
         f"{format_count(len(entries), 'question')} of {format_count(read.count, 'row')}{formats}, each {read.layout}: "
         f"question from {names('question')}, answers from {names('answers') or '--answers'}",

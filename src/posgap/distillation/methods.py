@@ -44,8 +44,8 @@ class Method:
         """Raises `PosgapError` if the method makes answers alike at all placements, and the task's name theirs."""
         if self.needs_teacher and task.slot_names:
             raise BadOption(
-                f"method: {self.name} makes answers alike at all placements, and those of {task.name} name theirs; "
-                "take sft or seqkd"
+                f"method: {self.name} makes answers equal at all placements, but answers of {task.name} name the "
+                "placement; use sft or seqkd"
             )
 
     def learnt(self, pairs: "list[Pair]", builder: "PromptBuilder") -> "list[Pair]":

@@ -49,7 +49,7 @@ def warning(history: Sequence[dict[str, float]]) -> str:
         return ""
     precise = "tf32" if torch.cuda.is_available() else "float32"
     return (
-        f"bfloat16: rounding alone makes a KL of {floor:.1e} a token, and in {len(below)} of {len(history)} steps, the "
-        f"first of them step {below[0]}, there was less to learn; their gradients are mostly noise: give --dtype "
-        f"{precise}"
+        f"bfloat16: rounding alone makes a KL of {floor:.1e} a token, and in {len(below)} of "
+        f"{len(history)} steps, the first of them step {below[0]}, the loss is smaller, so their "
+        f"gradients are mostly noise; use --dtype {precise}"
     )

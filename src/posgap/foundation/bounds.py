@@ -90,7 +90,7 @@ def read_text(path: Path, most: int | None = None) -> str:
     try:
         return read_bytes(path, most).decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise Malformed("is no text in UTF-8", at=str(path)) from None
+        raise Malformed("is not UTF-8 text", at=str(path)) from None
 
 
 class Blocks:

@@ -16,5 +16,5 @@ def read_number(variable: str, default: float, least: float, most: float) -> flo
     except ValueError:
         number = float("nan")
     if not least <= number <= most:
-        raise BadOption(f"{variable}: {text!r} is no number from {least:.0f} to {most:.0f}; correct or unset it")
+        raise BadOption(f"{variable}: {text!r} is not a number from {least:.0f} to {most:.0f}; correct or unset it")
     return number

@@ -223,7 +223,7 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
 def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields (line number from 1, object) of a `.jsonl` or `.jsonl.gz` file, one line in memory at a time.
 
-    A missing file, a broken archive or a line that is no JSON object is a `PosgapError` naming
+    A missing file, a broken archive or a line that is not a JSON object is a `PosgapError` naming
     the line.
     """
     for number, line in lines(path):

@@ -63,7 +63,7 @@ def _why_not_json(error: ValueError, data: bytes) -> str:
     if "number out of range" in reason:
         return "a number of more than 4300 digits"
     if re.search(rb"NaN|Infinity", data) and re.match("expected value|invalid number", reason):
-        return f"{reason} (NaN and Infinity are no JSON)"
+        return f"{reason} (NaN and Infinity are not JSON)"
     return reason
 
 

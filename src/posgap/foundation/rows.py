@@ -156,7 +156,7 @@ def _decode(blocks: Blocks) -> Iterator[str]:
                 text = block.decode()
                 end = len(block)
             except UnicodeDecodeError as error:
-                log.warning("%s: is no UTF-8, and is read in code page 1252", blocks.path)
+                log.warning("%s: is not UTF-8 text, so it is read as code page 1252", blocks.path)
                 encoding = "cp1252"
                 end = block.rfind(b"\n", 0, error.start) + 1
                 text = block[:end].decode()

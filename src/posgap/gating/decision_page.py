@@ -74,8 +74,8 @@ def more_examples(verdict: Verdict, candidate: Sweep) -> str:
     if verdict.outcome == "refused":
         if all(ruling.is_counted for ruling in verdict.rules if ruling.outcome == "fail"):
             return (
-                "What speaks against the model was counted in this sweep, and is no estimate: rather than more "
-                "examples, it takes another way of asking."
+                "These faults were counted in this sweep, not estimated: change how you ask; more examples will "
+                "not help."
             )
         return "More examples would hardly change this: what speaks against the model is certain already."
     if verdict.outcome == "admitted":
@@ -85,7 +85,7 @@ def more_examples(verdict: Verdict, candidate: Sweep) -> str:
     if any(ruling.outcome == "unsure" for ruling in verdict.rules):
         return (
             f"{candidate.sample_text} are enough for a model that is flat and has lost nothing. This one is "
-            "too close to what is allowed: rather than more examples, it takes a better model."
+            "too close to the limits: it takes a better model, not more examples."
         )
     return ""
 

@@ -91,7 +91,7 @@ def _guards(value: Any) -> Any:
         try:
             value = read_bytes(Path(value), MAX_BYTES).decode("utf-8")
         except (PosgapError, OSError, ValueError) as error:
-            raise ValueError(f"neither guards, like {{longer: {{n_docs: 40}}}}, nor a file of them: {error}") from None
+            raise ValueError(f"expected guards, like {{longer: {{n_docs: 40}}}}, or a file of them: {error}") from None
     named = parse_settings(value) if isinstance(value, str) else value
     return named.get("guards", named) if isinstance(named, dict) else named
 

@@ -229,7 +229,7 @@ def guard_sources(swept: Path, policy: Policy, given: Location | None, manifest_
                     raise Contradiction("another file than the guard's sha256 names", at=str(place))
                 if is_text(folder):
                     if copy is None:
-                        raise PosgapError("does not say where its texts are; name them in the policy")
+                        raise PosgapError("does not name the file of its texts; name it in the policy")
                     sources[folder.name] = read_texts(copy)
                 else:
                     sources[folder.name] = swept_examples(folder, copy or given, manifest_of)

@@ -455,7 +455,7 @@ class Consistency(GateRule):
         rows = swept_rows(read_predictions(inputs.candidate.path))
         chosen = same_item(task, ((row["id"], row["placement"][0], row["response"]) for row in rows), sweep.n_docs)
         same = inputs.candidate.sample.average(chosen)
-        meaning = "examples in which the same item is chosen in every order, in percent"
+        meaning = "percent of the examples in which the same item is chosen in every order"
         interval = statistics.mean_interval(same, inputs.error).tolist()
         return self.rule_at_least(limits.min_consistency, meaning, 100 * same.mean(), interval)
 

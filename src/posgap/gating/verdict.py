@@ -111,7 +111,9 @@ class Verdict(Record):
         a refusal, which is certain."""
         if not self.evidence_gaps:
             return ""
-        begin = "A refusal needs no more, though an admission would" if self.outcome == "refused" else _TOO_LITTLE
+        begin = (
+            "The refusal needs no more examples, but an admission would" if self.outcome == "refused" else _TOO_LITTLE
+        )
         return f"{begin}: {'; '.join(self.evidence_gaps)}"
 
     def error(self, what: str) -> PosgapError:

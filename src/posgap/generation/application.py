@@ -277,8 +277,8 @@ class ApplicationGenerator:
         arrived = sorted((number for number in places if places[number] >= 0), key=lambda number: places[number])
         if not arrived:
             raise PosgapError(
-                f"{self.application.name}: none of the {len(ends)} passages that it is given is in what it sends, so "
-                "that their position cannot matter; have it take `passages` in place of a retrieval of its own"
+                f"{self.application.name}: none of the {len(ends)} passages is in the prompts that it sends, so "
+                "their position cannot matter; make it use `passages` in place of its own retrieval"
             )
         cut = [number for number in arrived if ends[number - 1][1] not in sent]
         note = f"{len(arrived)} of {len(ends)} passages reach the model"

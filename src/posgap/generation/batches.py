@@ -231,8 +231,8 @@ class AnswerFiles:
         if unknown:
             where = self.records[unknown[0]].where
             raise PosgapError(
-                f"{where}: the id {shorten(unknown[0])} is of no request of this sweep ({len(unknown)} of "
-                f"{len(self.records)} ids are of none): give the options with which the requests were written"
+                f"{where}: the id {shorten(unknown[0])} belongs to no request of this sweep ({len(unknown)} of "
+                f"{len(self.records)} ids do not); give the options that wrote the requests"
             )
 
     def generate(self, groups: Iterable[Sequence[Prompt]], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
@@ -258,7 +258,7 @@ def completion_of(body: Json, asked: str, opened: str | None = None) -> Completi
     try:
         answer = read_answer(json.dumps(body).encode(), opened, asked)
     except ValueError as error:
-        return Completion("", [], "failed", reason=f"is no answer: {error}")
+        return Completion("", [], "failed", reason=f"is not an answer: {error}")
     return _of_fault(answer) if isinstance(answer, Fault) else answer.completion
 
 
@@ -279,7 +279,7 @@ def _read_record(row: Any, where: str) -> tuple[str, _Record]:
         body, fault = _read_answer(fields)
     except (ValueError, LookupError, TypeError, AttributeError):
         raise PosgapError(
-            f"{where}: {name}: is no answer as OpenAI, Anthropic or lm-evaluation-harness writes it, and has no `text`"
+            f"{where}: {name}: is not an answer of OpenAI, Anthropic or lm-evaluation-harness, and has no `text`"
         ) from None
     return name, _Record(where, body, fault)
 

@@ -150,7 +150,7 @@ class EndpointClient:
         except TimeoutError:
             raise TimedOut(f"no answer within {self.timeout:g} s") from None
         except aiohttp.InvalidURL as error:
-            raise PosgapError(f"{self.shown}: is no address of an endpoint: {redact(str(error))}") from None
+            raise PosgapError(f"{self.shown}: is not the address of an endpoint: {redact(str(error))}") from None
         except (aiohttp.ClientConnectorError, aiohttp.ClientHttpProxyError) as error:
             if not self.has_responded and (reason := why_nobody(error)):
                 raise PosgapError(f"{self.shown}: {reason}: {_what_then(self.url)}") from None
@@ -192,7 +192,7 @@ def why_nobody(error: BaseException | None) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "nothing listens there (connection refused)"
     if isinstance(error, socket.gaierror):
-        return "there is no such host" if error.errno == socket.EAI_NONAME else ""
+        return "the host name is unknown" if error.errno == socket.EAI_NONAME else ""
     if type(error) is ssl.SSLCertVerificationError:  # aiohttp has a class of its own below it
         return f"its certificate is not trusted ({error.verify_message}); SSL_CERT_FILE names another authority's file"
     return why_nobody(error.__cause__ or error.__context__) if error else ""

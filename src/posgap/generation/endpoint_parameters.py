@@ -30,27 +30,26 @@ class EndpointParameters(Parameters):
     )
     body: Annotated[dict[str, Any], BeforeValidator(from_json), RARE] = Field(
         {},
-        description='openai: more fields of each request as JSON, like {"reasoning_effort": "low"}; a null leaves out '
-        "what is sent otherwise; a text that is all $NAME stands for a variable of the environment",
+        description='openai: extra fields of each request as JSON, like {"reasoning_effort": "low"}; null removes '
+        "a field; a string that is just $NAME is read from the environment",
     )
     header: Annotated[dict[str, str], BeforeValidator(pairs), SECRET, WITHOUT_EFFECT, RARE] = Field(
         {},
-        description="openai: header of each request, in which $NAME stands for a variable of the environment; its "
-        "value is written down nowhere",
+        description="openai: header of each request; $NAME is read from the environment, and its value is never stored",
     )
     identity: Annotated[Literal["fingerprint", "model", "any"], WITHOUT_EFFECT, RARE] = Field(
         "fingerprint",
-        description="openai: what the endpoint must stay throughout a sweep; fingerprint: the same model with the same "
-        "fingerprint; model: the same model; any: whatever it says",
+        description="openai: what must not change during a sweep; fingerprint: the endpoint's model and fingerprint; "
+        "model: its model; any: nothing",
     )
     concurrency: Annotated[int, WITHOUT_EFFECT] = Field(
         0,
         ge=0,
-        description="openai: most requests at the same time; posgap finds how many the endpoint is quickest with; 0: "
-        f"at most {MAX_REQUESTS}; python: calls at the same time; 0: {CALLS}",
+        description="openai: most parallel requests; posgap finds the fastest number up to it; 0: up to "
+        f"{MAX_REQUESTS}; python: most parallel calls; 0: {CALLS}",
     )
     timeout: Annotated[float, WITHOUT_EFFECT, RARE] = Field(
-        120.0, gt=0, description="openai, python: seconds that a whole response may take, from when it was asked for"
+        120.0, gt=0, description="openai, python: seconds to wait for a whole response, from sending the request"
     )
     base_url: str = Field(
         "", description="openai: address of the endpoint, like http://localhost:8000/v1, for --model NAME"

@@ -15,7 +15,7 @@ from posgap.tasks.prompts import Prompt
 log = logging.getLogger(__name__)
 REQUIRED_FIELDS = ("model", "messages", "prompt")
 _WITHOUT = {
-    "temperature": ": answers are those of the endpoint's own sampling, perhaps not greedy",
+    "temperature": ": the endpoint's own sampling applies, which may not be greedy",
     "max_tokens": ": answers are as long as the endpoint lets them be",
     "max_completion_tokens": ": answers are as long as the endpoint lets them be",
 }

@@ -6,8 +6,8 @@ from posgap.tasks.prompts import Prompt
 
 _MIN_ID = 20  # characters; Ollama's ids have three digits, and so agree by chance
 STORED = (
-    "repeats a stored answer for another prompt (the same completion id): answers to an example's placements are no "
-    'separate ones, so no gap is seen; turn its cache off (LiteLLM: --body \'{"cache": {"no-cache": true}}\')'
+    "repeats a stored answer for another prompt (the same completion id): an example's placements get the same "
+    'answer, which hides the gap; turn its cache off (LiteLLM: --body \'{"cache": {"no-cache": true}}\')'
 )
 
 

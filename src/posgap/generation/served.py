@@ -91,7 +91,7 @@ class ServedModel:
                 continue
             if before and name in MUST_STAY[self.must_stay]:
                 raise EndpointChanged(
-                    f"{self.shown}: is no longer what it was: its {name} was {before[-1]}, and is {now} now",
+                    f"{self.shown}: its {name} changed from {before[-1]} to {now}",
                     "model" if name == "fingerprint" else "any",
                 )
             if name == "model" and not before and not _is_related(now, self.asked):

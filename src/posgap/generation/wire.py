@@ -231,7 +231,7 @@ def _document(body: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("is nested too deeply") from None
     if not isinstance(document, dict):
-        raise ValueError("is no JSON object")
+        raise ValueError("is not a JSON object")
     return document
 
 

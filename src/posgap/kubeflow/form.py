@@ -156,7 +156,7 @@ def _parse_names(methods: str) -> list[str]:
         raise ValueError(f"methods: {methods!r} names a method twice")
     also = [name for name in chosen if name in _of_models()]
     if also and MITIGATE.name in chosen:
-        raise ValueError(f"methods: {MITIGATE.name} tries {also[0]} too; name one of them")
+        raise ValueError(f"methods: {MITIGATE.name} already tries {also[0]}; name only one")
     return chosen
 
 

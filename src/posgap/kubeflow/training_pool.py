@@ -27,7 +27,7 @@ def train_pool(text: str) -> PoolConfig | None:
     try:
         return PoolConfig.model_validate_json(text) if text else None
     except ValidationError:
-        raise PosgapError(f"{VARIABLE}: {text!r} is no pool; compile the pipeline with this version") from None
+        raise PosgapError(f"{VARIABLE}: {text!r} is not a pool; compile the pipeline with this version") from None
 
 
 def requests(form: PreflightConfig) -> dict[str, str]:

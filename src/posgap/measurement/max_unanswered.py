@@ -15,6 +15,6 @@ class MaxUnanswered(Parameters):
         2.0,
         ge=0,
         le=100,
-        description="percent of the prompts at any placement that may go unanswered (refused, truncated, empty "
-        "or failed); beyond it there are no figures",
+        description="largest share of prompts at a placement, in percent, that may stay unanswered (refused, "
+        "truncated, empty or failed); beyond it posgap gives no figures",
     )

@@ -41,7 +41,7 @@ def read_texts(path: Path) -> list[str]:
             raise PosgapError(f'{path}:{number}: no plain text; write lines like {{"text": "..."}}')
         texts.append(text)
     if len(set(texts)) < len(texts) or not texts:
-        raise PosgapError(f"{path}: {len(texts)} texts, {len(set(texts))} of them different; give each once")
+        raise PosgapError(f"{path}: {len(texts)} texts, but only {len(set(texts))} different ones; give each text once")
     return texts
 
 

@@ -192,7 +192,7 @@ class Probe:
             said["floor"] = f"none of {n} is right"
             hold = self.count(lambda each: each.answer_after is not None)
             if 2 * hold >= n:
-                said["floor"] += f", and yet {hold} hold an answer, behind what is scored: try --metric answer_words"
+                said["floor"] += f", but {hold} contain an answer after the scored part; try --metric answer_words"
         if n >= LOOKED_AT and self.right == n:
             said["ceiling"] = f"all of {n} are right: if it goes on so, only more documents show a curve"
         return said

@@ -27,8 +27,8 @@ class SamePlace(Record):
     def habit_text(self) -> str:
         """The habit in words, with its meaning."""
         return (
-            f"Of {self.wrong} wrong answers {self.named} are the item at position {self.place}, whichever was asked "
-            "for: what is right there may be a habit, and no retrieval."
+            f"Of {self.wrong} wrong answers {self.named} are the item at position {self.place}, whichever "
+            "position was right: correct answers there may come from a habit, not from retrieval."
         )
 
 

@@ -87,7 +87,7 @@ def copies_warning(sweep: Sweep) -> str:
     if worst["cut"] > NOTABLE >= worst["echo"]:  # of a copy there would only be more
         remedies.append(f"a higher limit, --max-new-tokens {2 * sweep.asked.max_new_tokens}")
     tried = f": try {', or '.join(remedies)}" if remedies else ""
-    return f"{sweep.outcomes.copies} What is cut or copied may be right by chance{tried}."
+    return f"{sweep.outcomes.copies} Cut or copied answers may be right by chance{tried}."
 
 
 def p_value(p: float) -> str:

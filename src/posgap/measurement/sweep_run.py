@@ -407,9 +407,9 @@ def _watch(settings: SweepSettings, prompts: PromptGrid, thoughts: FirstThoughts
             return
         if unanswered.total() >= _UNANSWERED:
             raise PosgapError(
-                f"{with_uris(settings.model)}: {unanswered.total()} of {n_prompts:,} prompts were not answered "
-                f"already, the last: {completion.reason}; no figures can come of this, since no more than "
-                f"{settings.max_unanswered:g} % at a placement may go without an answer; "
+                f"{with_uris(settings.model)}: {unanswered.total()} of {n_prompts:,} prompts are unanswered "
+                f"already, the last: {completion.reason}; the sweep cannot succeed, because at most "
+                f"{settings.max_unanswered:g} % at a placement may stay unanswered; "
                 f"{_MORE_ANSWERS.get(completion.outcome, 'a higher --max-unanswered allows it')}"
             )
         if not is_said and (thoughts is None or thoughts.is_over):

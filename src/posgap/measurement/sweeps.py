@@ -205,7 +205,7 @@ class Sweep(Record):
             raise ValueError("placements: some are there twice, or not all have as many gold documents")
         for placement in self.placements:
             if len(set(placement)) < len(placement) or not all(1 <= place <= self.n_docs for place in placement):
-                raise ValueError(f"placements: {format_positions(placement)} is no placement among {self.n_docs}")
+                raise ValueError(f"placements: {format_positions(placement)} is not a placement among {self.n_docs}")
         figures: dict[str, Sized] = {
             "accuracy": self.accuracy,
             "ci95": self.ci95,

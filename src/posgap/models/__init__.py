@@ -7,7 +7,7 @@ Nothing is imported here, so that vLLM's plugin finds the names below without tr
 ADAPTER = "adapter_config.json"
 MERGING = "merge it into its base by peft: AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload()"
 # The fault of a folder that holds no model.
-NO_CONFIG = "there is no config.json; give the folder that `save_pretrained` wrote"
+NO_CONFIG = "config.json is missing; give the folder that `save_pretrained` wrote"
 # The RoPE factors in a model's config.json.
 CONFIG_KEY = "posgap_rope_factors"
 # Tells vLLM that each layer needs its own table, since a search changes its factor.

@@ -26,7 +26,7 @@ from posgap.models.patching import cached_length, forward_few_tokens, name_of, r
 _OUTLIER = 3.0
 _RANKING = "posgap_ranking"
 _OTHERWISE = "its attention reads rotary tables otherwise than by head"
-_NO_FUNCTION = "{} is no separate function of queries and keys to rank heads by"
+_NO_FUNCTION = "{} is not a separate function of queries and keys, which ranking heads needs"
 
 
 @dataclass

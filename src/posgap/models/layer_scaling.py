@@ -86,7 +86,7 @@ class LayerScaling:
     def _require_effect(self, decoder: nn.Module, unscaled: Tensor) -> None:
         """`PosgapError` unless ones leave the states of a few tokens as they were, `unscaled`, and twos do not."""
         if not torch.equal(_forward_states(decoder, self.name), unscaled):
-            raise BadModel(f"{self.name}: factors of one change what it computes, so it cannot be scaled by layer")
+            raise BadModel(f"{self.name}: a factor of 1 already changes its output, so it cannot be scaled by layer")
         with self.factors_by_row(torch.full((self.n_layers, 1), 2.0)):
             if torch.equal(_forward_states(decoder, self.name), unscaled):
                 raise BadModel(f"{self.name}: {_NO_ROPE}")

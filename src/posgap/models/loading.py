@@ -230,8 +230,8 @@ def _require_packed(path: str, model: "PreTrainedModel") -> None:
     packed = any(not weight.is_floating_point() for weight in model.parameters())
     if getattr(model, "quantization_method", "") == "bitsandbytes" and not packed and not torch.cuda.is_available():
         raise BadModel(
-            f"{path}: config.json asks for bitsandbytes, which quantizes these weights on a GPU alone; take its "
-            "quantization_config away to run the model as it is, or give one that was saved quantized"
+            f"{path}: config.json asks for bitsandbytes, which quantizes these weights only on a GPU; remove "
+            "its quantization_config to run the model unquantized, or give a model that was saved quantized"
         )
 
 
@@ -335,10 +335,7 @@ def _require_causal(path: str, model: Any) -> None:
     uncached = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
     one, other = model(input_ids=ids, **uncached).logits[:, :-1].float()
     if (one - other).abs().max() > one.std() / 100:
-        raise BadModel(
-            f"{path}: reads both ways, so that later tokens change what it says after earlier ones, as an encoder "
-            "does; give a causal language model"
-        )
+        raise BadModel(f"{path}: attends in both directions, like an encoder; give a causal language model")
 
 
 def require_finite_files(folder: Path) -> None:

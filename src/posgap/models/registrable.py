@@ -21,7 +21,7 @@ def require_registrable(folder: Path) -> None:
     transformers saves for the model. Under another name, or unread, these would make the same weights look like another
     model."""
     for file in sorted(folder.rglob("*.py")):
-        raise BadModel(f"{file}: is code, which would run wherever the model is loaded with it; remove it")
+        raise BadModel(f"{file}: is code that would run when the model is loaded; remove it")
     for file in sorted(file for pattern in _OTHER_WEIGHTS for file in folder.rglob(pattern)):
         raise BadModel(f"{file}: holds weights beside those that load, and other programs would read it; move it away")
     for file in sorted({folder / "config.json", *folder.glob("*_config.json")}):

@@ -42,7 +42,7 @@ class Config(BaseModel):
             raise ValueError(f"must not be above {MAX_INTEGER}")
         for text in value if isinstance(value, list) else value.values() if isinstance(value, dict) else [value]:
             if isinstance(text, str | Path) and _UNWRITABLE.search(str(text)):
-                raise ValueError("is no text in UTF-8")
+                raise ValueError("is not UTF-8 text")
         return value
 
     @classmethod

@@ -98,15 +98,15 @@ class ClusterConfig(Config):
         """Refuses settings that would have no effect."""
         for name in ("tolerations", "accelerator", "shared_memory", "queue"):
             if getattr(pool, name):
-                raise ValueError(f"{name}: is for GPU steps alone, those of train and inference; leave it out")
+                raise ValueError(f"{name}: is only for the GPU steps train and inference; leave it out")
         return pool
 
     trainer: bool = Field(False, description="the cluster has Kubeflow Trainer, and training runs as a TrainJob")
     pipeline_root: str = Field(
         "s3://posgap/kfp",
         pattern="^((s3|gs|minio)://.+)?$",
-        description="where outputs and unfinished work of runs lie, like s3://BUCKET/kfp; empty: KFP's own store, in "
-        "which no unfinished work is kept",
+        description="address for outputs and unfinished work of runs, like s3://BUCKET/kfp; empty: KFP's own store, "
+        "which keeps no unfinished work",
     )
     registry: str = Field("ghcr.io/posgap", description="registry of the images")
     pull_secret: str = Field("", description="secret with the credentials of the registry; empty: none")

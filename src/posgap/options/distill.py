@@ -62,13 +62,13 @@ class DistillConfig(*TRAINING_METHODS.bases(), _Training, FramingParameters, _Di
     warmup_steps: Annotated[float, RARE] = Field(
         0.0,
         ge=0,
-        description="steps in which the learning rate rises from 0 to its peak; below 1: a share of all steps",
+        description="steps over which the learning rate rises from 0 to its peak; below 1: a share of all steps",
     )
     micro_batch_tokens: int = Field(
         0,
         ge=0,
-        description="tokens that a process reads at once in training; a longer prompt is read by itself; 0: 8192, and "
-        "on a GPU from the third step on as many as its memory holds",
+        description="tokens in a process's batch in training; a longer prompt is a batch of its own; 0: 8192, and on "
+        "a GPU as many as its memory holds, from the third step on",
     )
     lora_rank: int = Field(0, ge=0, description="rank of LoRA adapters; 0: train all parameters")
     dtype: Literal["auto", "float32", "tf32", "bfloat16"] = Field(
@@ -95,7 +95,7 @@ class DistillConfig(*TRAINING_METHODS.bases(), _Training, FramingParameters, _Di
     eval_steps: Annotated[int, RARE] = Field(0, ge=0, description="steps between evaluations; 0: ten in all")
     keep: Literal["last", "best"] = Field(
         "last",
-        description="model to write: the last step's, or that of the step with the best worst position in --eval",
+        description="checkpoint to write: the last, or the one whose worst position in --eval is best",
     )
     save_steps: Annotated[int, RARE] = Field(
         10, ge=0, description="steps between checkpoints, beside the one at the end; 0: only one at SIGTERM"

@@ -29,12 +29,13 @@ class GateConfig(*GATE_RULES.bases(), GateThresholds, StageConfig):  # type: ign
     )
     examples: OptionalInputPath = Field(
         None,
-        description="examples that were swept, from which every response is scored again, and on which the registry's "
-        "champion is swept; empty: those that the candidate's sweep names",
+        description="the swept examples, to score every response again and to sweep the registry's champion; empty: "
+        "those named by the candidate's sweep",
     )
     policy: OptionalInputPath = Field(
         None,
-        description="file of the policy, which then alone decides; empty: that of --name, else the options below",
+        description="policy file, which replaces the options below; empty: the policy of --name, else "
+        "the options below",
     )
     name: OptionalRegisteredName = Field(
         "",

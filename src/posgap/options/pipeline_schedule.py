@@ -27,12 +27,12 @@ class ScheduleConfig(PipelineOnCluster):
         "schedule, or replaces it",
     )
     timezone: str = Field(
-        "UTC", description="time zone in which the cluster reads --cron: cronScheduleTimezone in KFP's configuration"
+        "UTC", description="time zone of --cron on the cluster: cronScheduleTimezone in KFP's configuration"
     )
     action: Literal["", "pause", "resume", "delete"] = Field(
         "",
-        description="pause: it starts no more runs, and one that has started goes on; resume: it starts runs again; "
-        "delete: removes it, or only pauses it and says so, if one of its runs is still running",
+        description="pause: stop starting runs; a run that has started goes on; resume: start runs again; delete: "
+        "remove the schedule, or pause it while one of its runs is still running",
     )
 
 

@@ -35,7 +35,7 @@ class KfpConfig(Config):
     host: str = Field(
         "", description="address of KFP, like http://localhost:8080; empty: $KFP_HOST or $KF_PIPELINES_ENDPOINT"
     )
-    namespace: str = Field("", description="your namespace, if KFP is a multi-user installation; empty: it is not")
+    namespace: str = Field("", description="your namespace, if KFP is multi-user; empty: single-user")
 
 
 class ServerConfig(KfpConfig):

@@ -35,8 +35,8 @@ class PreflightConfig(PlacedConfig):
     # KFP's UI sorts the fields by name: these three, which have no default, come first.
     base_model: str = Field(description="folder of the Hugging Face model whose gap is to be closed")
     data_eval: str = Field(
-        description="examples to evaluate on, or the beginning of their versions' names; none of them may be among the "
-        "training examples"
+        description="held-out examples to evaluate on, or the beginning of their versions' names; they must not "
+        "overlap the training examples"
     )
     data_train: str = Field(
         description="examples to train on; if it is the beginning of the names of several versions, the newest is taken"

@@ -29,8 +29,8 @@ class PromoteConfig(StageConfig):
     )
     base: OptionalInputPath = Field(
         None,
-        description="folder of the base model, if it is no longer where its sweep says; a first version's base answers "
-        "prompts of its sweep again",
+        description="folder of the base model, if it has moved since its sweep; for a first version, posgap asks the "
+        "base some prompts of its sweep again",
     )
     name: RegisteredName = Field("posgap", description="name of the registered model in MLflow")
     approval: bool = Field(

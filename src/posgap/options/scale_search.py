@@ -41,8 +41,8 @@ class ScaleSearchConfig(LocalBackendConfig):
     )
     objective: Literal["mean", "uniform", "worst"] = Field(
         "mean",
-        description="what is maximised; mean: accuracy over positions, in the middle weighed twice as high as at the "
-        "ends; uniform: all weighed alike; worst: the worst position's accuracy",
+        description="fitness to maximise; mean: mean accuracy, with the middle weighed twice as much as the ends; "
+        "uniform: unweighted mean accuracy; worst: accuracy at the worst position",
     )
 
     @field_validator("high")

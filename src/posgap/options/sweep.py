@@ -76,25 +76,29 @@ class SweepConfig(
     temperature: Annotated[float, RARE] = Field(0.0, ge=0, description="sampling temperature; 0: greedy")
     lengths: Lengths = Field(
         [],
-        description="lengths of prompt and longest answer in tokens, like 1k,4k,32k, or of the model's context, like "
-        "25%,50%, to which prompts are filled with other documents; several make a map; empty: n_docs documents",
+        description="lengths of prompt plus longest answer, in tokens like 1k,4k,32k or in shares of the context "
+        "like 25%,50%; prompts are filled with other documents up to it; several lengths make a map; "
+        "empty: n_docs documents",
     )
     depths: Depths = Field(
         "5",
-        description="with lengths, the shares of the other documents before the gold one: how many, spread evenly, or "
-        "percents like 0,25,50",
+        description="with lengths, depths of the gold document: a number of depths, spread evenly, or percents like "
+        "0,25,50",
     )
     most_gap: Annotated[float, RARE] = Field(
-        10.0, ge=0, le=100, description="with lengths, gap in points up to which a length counts as effective"
+        10.0,
+        ge=0,
+        le=100,
+        description="with lengths, largest gap in points at which a length still counts as effective",
     )
     shard: Shard = Field("", description="part of the placements to sweep: 2/4 is the second of four; empty: all")
     baselines: BaselineNames = Field(
         [],
-        description="baselines, like closed-book,oracle: other ways in which every example is asked once more; "
+        description="baselines, like closed-book,oracle: other ways to ask every example once more; "
         f"{BASELINES.help_text()}; empty: as-retrieved for a retrieval log, else none",
     )
     guards: Guards = Field({}, description=f"{GUARDS}; they are measured beside the sweep, for `gate`")
-    estimate: bool = Field(False, description="only say how many prompts and tokens the sweep has")
+    estimate: bool = Field(False, description="only print the number of prompts and tokens")
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
@@ -105,11 +109,11 @@ class SweepConfig(
         if self.lengths and self.positions:
             raise ValueError("`positions` are of n_docs documents: with `lengths` give `depths`")
         if len(self.lengths) > 1 and self.shard:
-            raise ValueError("`shard`: a part of several `lengths` is one of them: give each machine its own")
+            raise ValueError("`shard`: cannot split a sweep of several `lengths`; give each machine one length")
         if self.lengths and self.mitigation:
             raise ValueError(
-                "`mitigation`: asks in other orders, in which the gold document leaves its depth: give `n_docs` in "
-                "place of `lengths`"
+                "`mitigation`: reorders documents, which moves the gold document from its depth; give `n_docs` "
+                "in place of `lengths`"
             )
         if self.guards and (self.lengths or self.mitigation):
             raise ValueError("`guards`: are measured beside a sweep of n_docs documents without a mitigation")
@@ -123,7 +127,7 @@ class SweepConfig(
     def _can_be_mitigated(self) -> Self:
         if not self.mitigation:
             if self.mitigation_settings:
-                raise ValueError("`mitigation_settings`: are those of a `mitigation`, which is not given")
+                raise ValueError("`mitigation_settings`: needs a `mitigation`")
             return self
         mitigation = PROMPT_MITIGATIONS[self.mitigation]
         try:
@@ -193,7 +197,7 @@ class SweepVerbConfig(SweepConfig):
         if not isinstance(values, Mapping) or is_function(values.get("model")):
             return values
         if values.get("requests") and values.get("answers"):
-            raise ValueError("`requests` and `answers`: are two steps; give one of them")
+            raise ValueError("`requests` and `answers` are separate steps; give only one")
         if values.get("requests") or values.get("answers"):
             return {**values, "backend": values.get("backend") or OPENAI.name}
         return values

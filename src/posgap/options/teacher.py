@@ -22,7 +22,7 @@ class TeacherConfig(LocalBackendConfig):
     examples_for: ClassVar[str] = "training"
 
     sweep: OptionalInputPath = Field(
-        None, description="folder from a `sweep` of this model, from which the best placement is read"
+        None, description="folder from a `sweep` of this model, which gives the best placement"
     )
     advantageous: Placements = Field(
         [],

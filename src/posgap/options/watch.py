@@ -21,7 +21,7 @@ class WatchConfig(FreshConfig):
     )
     namespace: str = Field(
         "",
-        description="namespace in which `mitigate` is started, if KFP is a multi-user installation; empty: it is not",
+        description="namespace for the run of `mitigate`, if KFP is multi-user; empty: single-user",
     )
 
 

@@ -56,7 +56,7 @@ class Architecture:
         with np.errstate(all="ignore"):
             shares = last_row(self.n, self.layers(), self.lambdas)
         if not np.isfinite(shares).all():
-            raise PosgapError("the rollout is no number: its scores are too large; moderate them")
+            raise PosgapError("the rollout overflows because its scores are too large; give smaller ones")
         return shares
 
     def _kernel(self, by_distance: Scores | None, slopes: np.ndarray) -> tuple[Kernel, np.ndarray]:

@@ -225,7 +225,9 @@ class Decoder:
         output."""
         where = f"{type(self.model).__name__}, layer {self.numbers[layer]}"
         if not one.writers or one.written is None:
-            raise BadModel(f"{where}: no module writes what the attention adds, so there is no residual strength")
+            raise BadModel(
+                f"{where}: no module outputs the attention's update, so the residual strength cannot be measured"
+            )
         whole_layer = self._call_layer(layer, call, 1.0, alone=False).written
         if whole_layer is None or not torch.allclose(one.written, whole_layer, rtol=_ROUNDING, atol=1e-3):
             raise BadModel(
@@ -337,8 +339,8 @@ class _Blocks:
         sums = weights.sum(dim=-1)
         if float(weights.min()) < 0 or float(sums.max()) > 1 + _ROUNDING:
             raise BadModel(
-                f"{self.name}: a token's attention is negative, or sums to {float(sums.max()):.2f} and not to 1, so "
-                "that it is no share; its model cannot be read by rollout measure"
+                f"{self.name}: a token's attention is negative, or sums to {float(sums.max()):.2f} in place of "
+                "1; rollout measure cannot read such a model"
             )
         seen = weights > 0 if mask is None else mask > torch.finfo(mask.dtype).min / 2
         self.take(first, weights, seen.flatten(0, 1).any(dim=0).expand(weights.shape[2:]), values)

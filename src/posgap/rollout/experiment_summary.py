@@ -73,7 +73,7 @@ def experiment_text(summary: list[dict]) -> str:
     better, worse = pair.split(",") if gap > 0 else reversed(pair.split(","))
     sink, uniform, token, with_sink = max(sinks, key=lambda found: found[0] - found[1])
     learned = sum(each["accuracy"]["any"] > each["chance"] + (100 - each["chance"]) / 10 for each in summary)
-    others = ": the others' gaps and sinks are those of networks that did not learn to match items"
+    others = ": the others did not learn to match items, so their gaps and sinks mean little"
     others = others if learned < len(summary) else ""
     return (
         f"The greatest bias is in {most_biased}: the {better} item over the {worse} by "

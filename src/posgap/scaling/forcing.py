@@ -37,7 +37,7 @@ class SpontaneousAnswers(NamedTuple):
             return ""
         where = f" ({self.probe.preamble})" if self.probe.preamble else ""
         at_once = f"only {self.begin}" if self.begin else "none"
-        return f"answers {right} of {n} questions rightly, but {at_once} of them at once{where}"
+        return f"answers {right} of {n} questions right, but {at_once} of its responses begin with the answer{where}"
 
 
 def pick_few(questions: Sequence[Sequence[SearchQuestion]]) -> list[list[SearchQuestion]]:
@@ -67,5 +67,5 @@ def answer_freely(
     probe = Probe(responses)
     cut = probe.findings(sampling.limit).get("cut")
     if cut:
-        log.info("what the model says by itself: %s", cut)
+        log.info("when the model answers freely: %s", cut)
     return SpontaneousAnswers(begin, probe)

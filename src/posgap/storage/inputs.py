@@ -108,7 +108,7 @@ def source(location: Location, may_be_any_name: bool = False) -> Source:
         raise Unreadable(f"{location}: is neither a file nor a folder; write its content to a file first")
     if isinstance(location, str):
         if not (may_be_any_name or is_hub_name(location)):
-            also = " (a function of an application is no model)" if is_function(location) else ""
+            also = " (an application's function is not a model)" if is_function(location) else ""
             raise NotFound(f"{location}: no such folder, and no name of a model on the hub{also}")
         return ByName(location)
     raise NotFound(f"{location}: no such file or folder")

@@ -257,7 +257,7 @@ class File(Output):
 
     def require_ours(self) -> None:
         if os.path.lexists(self.out) and (self.out.is_symlink() or not self.out.is_file()):
-            raise _not_ours(self.out, "it is no plain file")
+            raise _not_ours(self.out, "it is not a plain file")
 
     def require_replaceable(self) -> None:
         """Raises `PosgapError` if a file is there that another one must not replace."""

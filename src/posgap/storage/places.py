@@ -44,15 +44,15 @@ def resolve_place(out: Path) -> Path:
 
 def _bad_name(out: Path) -> str:
     if any(part.startswith(HOME_PREFIX) for part in out.parts):
-        return f"names that begin with {HOME_PREFIX} are those of unfinished outputs"
+        return f"names that begin with {HOME_PREFIX} are reserved for unfinished outputs"
     if not out.name:  # `.` and `/`
         return ""
     if out.name == "..":
-        return "`..` is no name of its own"
+        return "`..` is not a name"
     if ".." in out.parts:
         back = Path(*out.parts[: len(out.parts) - out.parts[::-1].index("..")])
         if not back.is_dir():
-            return f"{back} is no folder"
+            return f"{back} is not a folder"
     if out.name != out.name.rstrip(". "):
         return "its name ends in a dot or a space, which other systems drop"
     try:

@@ -75,7 +75,7 @@ class Verification:
             return
         hashed = self._hash(there)
         if (hashed.get("") or files.digest_of_folder(hashed)) != sha256:
-            self.faults.append(f"{output}: `{field}` is not what it was made from: {path} has other content now")
+            self.faults.append(f"{output}: `{field}` was made from other content of {path}")
         manifest = read_record(there.local_file(MANIFEST))
         if file_records(manifest):
             self._verify_manifest(there, manifest)

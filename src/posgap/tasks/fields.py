@@ -43,7 +43,7 @@ def _of_file(path: str | Path) -> str:
     try:
         return read_text(fetch_location(as_location(path)))
     except PosgapError as error:
-        raise ValueError(f"cannot be read as a file, and is no template: {error}") from None
+        raise ValueError(f"cannot be read as a file, and is not a template: {error}") from None
 
 
 def _chat_template(value: Any) -> Any:

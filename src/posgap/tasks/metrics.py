@@ -215,7 +215,7 @@ def matches_pattern(response: str, answers: Sequence[str]) -> bool:
             if compile_pattern(answer).search(response, timeout=PATTERN_SECONDS):
                 return True
         except regex.error as error:
-            raise PosgapError(f"answer {shorten(repr(answer))} is no regular expression: {error}") from None
+            raise PosgapError(f"answer {shorten(repr(answer))} is not a regular expression: {error}") from None
         except TimeoutError:
             raise PosgapError(
                 f"answer {shorten(repr(answer))}: takes more than {PATTERN_SECONDS:g} s to look for; write it without "

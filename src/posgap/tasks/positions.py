@@ -71,8 +71,8 @@ def parse_depths(text: str) -> list[float]:
         if depths and all(0 <= depth <= 100 for depth in depths) and len(set(depths)) == len(depths):
             return sorted(depths)
     raise ValueError(
-        f"{text.strip()!r} are no depths: write how many, from 2 to 101, or percents that differ like 0,25,50, or one "
-        "like 50%"
+        f"{text.strip()!r} are not depths: write a number of depths from 2 to 101, or different percents "
+        "like 0,25,50, or one like 50%"
     )
 
 

@@ -98,8 +98,8 @@ class Task:
         """
         if self.slot_names and not 2 <= n_docs <= len(self.slot_names):
             raise PosgapError(
-                f"task {self.name}: {n_docs} items to choose from; give with --n-docs how many an example has, from 2 "
-                f"to {len(self.slot_names)}"
+                f"task {self.name}: {n_docs} items to choose from; set --n-docs to the number of items, from 2 to "
+                f"{len(self.slot_names)}"
             )
         return swept_placements(n_docs, self.n_gold, chosen) if chosen else self.slots.swept(n_docs, self.n_gold)
 

@@ -242,7 +242,7 @@ def make_ready(file: Path) -> None:
         with open(file, "rb") as opened:
             start = opened.read(16)
         if start not in (b"", b"SQLite format 3\0"):
-            raise RequestRefused(f"{file}: is no SQLite database; move it away, or correct MLFLOW_TRACKING_URI")
+            raise RequestRefused(f"{file}: is not a SQLite database; move it away, or correct MLFLOW_TRACKING_URI")
         return
     from mlflow import MlflowClient
 

@@ -71,7 +71,7 @@ def anchor_of(version: "ModelVersion") -> "ModelVersion | None":
     best = next((each for each in registry.versions(version.name) if str(each.version) == record.anchor), None)
     if best is None:
         gone = f"{version.name} version {record.anchor}"
-        log.warning("%s, the best champion so far, is no more: nothing is compared with it", gone)
+        log.warning("%s, the best champion so far, was deleted, so nothing is compared with it", gone)
     return best
 
 

@@ -80,7 +80,7 @@ def apply(config: ApplyConfig, out: Path, run: Run) -> None:
     run.artifact(out / (SCALING_FILE if chosen.scaling else APPLIED_FILE))
     done = "nothing is scaled, since all factors are 1" if name == LPES.name else "these settings change nothing"
     if neutral:
-        log.warning("%s: %s; what is written answers as %s does", name, done, config.model)
+        log.warning("%s: %s; the written model answers like %s", name, done, config.model)
     else:
         log.log(RESULT, "%s applied with %s", name, applied.settings)
 

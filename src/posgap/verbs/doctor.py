@@ -54,7 +54,7 @@ def doctor(config: DoctorConfig) -> None:
     show(join_lines(lines), {"posgap": __version__, "parts": [each._asdict() for each in found]})
     broken = [each.part for each in found if each.state == "broken"]
     if broken:
-        raise Findings(f"of no use as it is: {', '.join(broken)}")
+        raise Findings(f"cannot be used: {', '.join(broken)}")
 
 
 def findings() -> Iterator[Finding]:
@@ -129,7 +129,7 @@ def _within_bounds(package: str) -> Finding:
         )
     if not bounds.contains(installed, prereleases=True):
         mend = f"if something fails, pip install '{package}{bounds}'"
-        return Finding(package, "untested", f"{installed}, with which posgap was not tried", mend)
+        return Finding(package, "untested", f"{installed}, which posgap is not tested with", mend)
     return Finding(package, "yes", installed)
 
 

@@ -190,7 +190,7 @@ def _record_inputs(config: StageConfig, output: Folder) -> tuple[dict[str, Sourc
     of_machines = [each for each in by_rank if each is not None]
     for field, record in of_machines[0].items():
         if len({each[field]["sha256"] for each in of_machines}) > 1:
-            raise PosgapError(f"{field}: {record['path']} differs between machines; copy it to all of them again")
+            raise PosgapError(f"{field}: {record['path']} differs between machines; copy it to all machines again")
     return input_sources, [each for each in by_rank[: launch_rank_and_size()[0] + 1] if each is not None][-1]
 
 

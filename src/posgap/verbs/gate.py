@@ -75,7 +75,7 @@ def _champion_sweep(config: GateConfig) -> Location | None:
     with the base.
     """
     if config.champion and says_there_is_none(config.champion):
-        log.info("%s says that there is no champion: the candidate is judged against the base", config.champion)
+        log.info("%s says there is no champion, so the candidate is judged against the base", config.champion)
         return None
     if config.champion or not config.name:
         return config.champion

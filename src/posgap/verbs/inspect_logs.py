@@ -125,7 +125,7 @@ def sweep_of_log(file: Path) -> Path:
     log = _read_log(file, header_only=False)
     options = _options_in(log)
     if options is None:
-        raise PosgapError(f"{file}: is a log of the task {log.eval.task}; posgap reads those of posgap/position")
+        raise PosgapError(f"{file}: is a log of the task {log.eval.task}; posgap reads only logs of posgap/position")
     examples: dict[str, AnyExample] = {}
     answers = []
     for sample in log.samples or []:

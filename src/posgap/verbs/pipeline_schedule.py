@@ -11,7 +11,7 @@ def pipeline_schedule(config: ScheduleConfig) -> None:
     if not config.name and (config.cron or config.action):
         raise PosgapError(f"{'--cron' if config.cron else '--action'}: give the schedule's name, too")
     if config.cron and config.action:
-        raise PosgapError("--cron: makes a schedule or replaces it, and --action changes one; leave one of them out")
+        raise PosgapError("--cron makes or replaces a schedule, and --action changes one; leave one out")
     if config.cron:
         return create(config)
     client = connect(config)

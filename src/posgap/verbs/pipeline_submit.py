@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 def pipeline_submit(config: PipelineSubmitConfig) -> None:
     """Starts a run and prints its id and address; with `wait`, raises an error if it fails or takes too long."""
     if config.version and config.no_cache:
-        raise PosgapError("--version: --no-cache cannot change a version that was uploaded; leave one of them out")
+        raise PosgapError("--version: --no-cache cannot change an uploaded version; leave one out")
     compiled, values = to_run(config)
     compiled = compiled.without_cache() if config.no_cache else compiled
     client = connect(config)

@@ -143,8 +143,8 @@ def _split_examples(config: ScaleSearchConfig) -> tuple[list[AnyExample], list[A
     examples, aside = hold_out(given)
     if not aside:
         log.info(
-            "%d examples are too few: %g of them kept aside must be %d or more; all are searched on, and what the "
-            "factors gain there is too high",
+            "%d examples are too few: %g of them held out must be %d or more; all are searched on, so "
+            "the reported gain is biased upwards",
             len(given), SHARE, MIN_EXAMPLES,
         )  # fmt: skip
     return examples, aside

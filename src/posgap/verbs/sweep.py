@@ -290,8 +290,8 @@ def _require_same_endpoint(config: SweepConfig) -> None:
         generator.require_same()
     except EndpointChanged as changed:
         raise PosgapError(
-            f"{changed.line}: the sweep in {config.out} is of what it was; --identity {changed.allowed_by} takes that, "
-            "--force sweeps again"
+            f"{changed.line}: the sweep in {config.out} is of the earlier one; --identity "
+            f"{changed.allowed_by} accepts the change, --force sweeps again"
         ) from None
     except PosgapError as error:
         log.warning("%s; unknown whether it is still the model of the sweep in %s", error, config.out)

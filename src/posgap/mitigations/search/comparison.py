@@ -106,7 +106,7 @@ class Comparison:
             size = fit_examples(asked, len(self.all.selection), (spent - began) / asked, until - spent)
         if asked < len(self.all.selection):
             log.warning(
-                "settings are chosen by %d examples: the budget allows no more of the %d, and the rest is measured on",
+                "the budget allows %d of %d examples to choose settings; the rest is for measuring",
                 *(asked, len(self.all.selection)),
             )
         return self._note(BASE, None, sweep_run)
@@ -258,9 +258,9 @@ class Comparison:
         worst = max(unanswered.values(), default=0)
         if 100 * worst > most * n:
             raise PosgapError(
-                f"{self.model.settings.model}: {name}: {worst} of {n} questions at a placement are not answered, most "
-                f"often: {sweep_run.most_frequent_reason}; no more than {most:g} % may be (--max-unanswered). What was "
-                f"answered is kept: {RESUMES}"
+                f"{self.model.settings.model}: {name}: {worst} of {n} questions at a placement are unanswered, "
+                f"most often: {sweep_run.most_frequent_reason}; at most {most:g} % may be "
+                f"(--max-unanswered). The answers are kept: {RESUMES}"
             )
 
     def _require_same(self, now: EndpointIdentity) -> None:
@@ -271,8 +271,7 @@ class Comparison:
             others = set(now.values_of(name)).difference(before.values_of(name))
             if before.values_of(name) and others:
                 raise EndpointChanged(
-                    f"{access.model}: is no longer what it was: its {name} was {before.values_of(name)[-1]}, and is "
-                    f"{min(others)} now",
+                    f"{access.model}: its {name} changed from {before.values_of(name)[-1]} to {min(others)}",
                     "model" if name == "fingerprint" else "any",
                 )
         self.state = self.state.model_copy(update={"served": now})

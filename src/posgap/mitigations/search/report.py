@@ -265,7 +265,7 @@ class MitigateResult(Record):
         open_ones = [each for each in self.measured_outcomes if each.may_help]
         if not open_ones:
             names = ", ".join(each.name for each in self.measured_outcomes)
-            return f"nothing that was measured helps for certain ({names}): leave it as it is"
+            return f"none of the measured mitigations certainly helps ({names}): keep the model unchanged"
         best = max(open_ones, key=lambda each: each.measured.gain if each.measured else 0.0)
         assert best.measured
         gain = best.measured.gain
