@@ -121,7 +121,7 @@ class OutdatedVerdict(PosgapError):
     """Raised for a verdict that compared with another champion than today's."""
 
 
-def champion_of(verdict: Verdict, name: str, folder: Path, before: str = "") -> str:
+def require_current_champion(verdict: Verdict, name: str, folder: Path, before: str = "") -> str:
     """Returns the version of the champion of the registered model `name`; "" if it has none.
 
     Raises `OutdatedVerdict` unless the verdict's candidate is that champion, or was compared with it and, if the policy

@@ -17,7 +17,7 @@ from posgap.options.base import StageConfig
 from posgap.options.verb import Kind, Verb
 
 
-class GateConfig(*GATE_RULES.bases(), GateThresholds, StageConfig):  # type: ignore[misc]  # registered choices' parameters
+class GateConfig(*GATE_RULES.bases(), GateThresholds, StageConfig):  # type: ignore[misc]  # options of each gate rule
     """Decides whether a model may enter the registry. Exit code 3: it may not; 7: there is not enough evidence."""
 
     candidate: InputPath = Field(description="sweep of the candidate, the model to be admitted")

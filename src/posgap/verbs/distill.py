@@ -119,8 +119,9 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     trained = TrainedModel.gather(model, collate(teacher_prompts(pairs[:1])).input_ids, accelerator)
     processes.forget_optimizer(accelerator)  # which would set the peak of memory while the model is written
     origin = Origin(config.model, config.lora_rank, config.export_dtype, config.seed, keeps_steps=config.save_steps > 0)
-    write_model = partial(export, origin, trained, collate.builder.tokenizer, out)
-    figures = gather_from_all(lambda: write_model() if is_main_process() else {})[0]
+    tokenizer = collate.builder.tokenizer
+    # The first process writes; the others wait for it.
+    figures = gather_from_all(lambda: export(origin, trained, tokenizer, out) if is_main_process() else {})[0]
     if is_main_process():
         run.metrics(figures)
         chosen_by = evaluation.examples.pairs if evaluation and evaluation.examples and config.keep == "best" else ()

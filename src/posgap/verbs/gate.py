@@ -39,13 +39,13 @@ def gate(config: GateConfig) -> None:
     """`posgap gate`: judges as `admit` does, and on more examples while the policy of the name gives them; raises
     `Rejected`, or asks for more examples, if the verdict does."""
     asked = config
-    verdict = read_verdict(fetch_location(_write_verdict(_complete(config))))
+    verdict = read_verdict(fetch_location(_write_verdict(_fill_in(config))))
     for look in count(2):
         more = take_another_look(config, verdict, look)
         if more is None:
             break
         config = more
-        verdict = read_verdict(fetch_location(_write_verdict(_complete(config))))
+        verdict = read_verdict(fetch_location(_write_verdict(_fill_in(config))))
     if config is not asked:
         log.log(RESULT, "the verdict is on %s: promote with --sweep %s", config.candidate, config.candidate)
     if not verdict.passed:
@@ -54,10 +54,10 @@ def gate(config: GateConfig) -> None:
 
 def admit(config: GateConfig) -> Location:
     """Writes the verdict, against the registry's champion if `config` names a model and no sweep of it."""
-    return _write_verdict(_complete(config))
+    return _write_verdict(_fill_in(config))
 
 
-def _complete(config: GateConfig) -> GateConfig:
+def _fill_in(config: GateConfig) -> GateConfig:
     """Returns the config completed from the registry and the environment: the champion's sweep, the registered model's
     policy (looked up each time), and the signer."""
     key = signing_key()

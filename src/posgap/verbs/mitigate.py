@@ -53,7 +53,7 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
     splits = _split_examples(config)
     if config.force:
         delete_path(work_folder(config.out))
-    model = _load_model(config, splits)
+    model = _open_model(config, splits)
     model_digest = config.digest("model")
     if BACKENDS[config.backend].local and not model_digest:
         from posgap.models.loading import commit_on_hub  # torch, which endpoints do without
@@ -84,7 +84,7 @@ def _split_examples(config: MitigateConfig) -> Splits:
     return split(examples)
 
 
-def _load_model(config: MitigateConfig, splits: Splits) -> ComparedModel:
+def _open_model(config: MitigateConfig, splits: Splits) -> ComparedModel:
     builder = config.builder()
     examples = [*splits.selection, *splits.held_out]
     placements = list_placements(builder, config.n_docs, config.positions)
@@ -110,7 +110,7 @@ def _summarize(
     finalists: Sequence[MitigationOutcome],
     evidence: Sequence[Evidence],
 ) -> MitigateResult:
-    """Summarizes all sweeps together, each compared with the unmodified model's."""
+    """Compares each finalist's sweep with the unmodified model's, times finalists in memory, and sums up."""
     model = comparison.model
     base = evidence[0].sweep
     splits = comparison.splits

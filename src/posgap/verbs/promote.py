@@ -19,10 +19,10 @@ from posgap.gating.policy import as_file, policy_digest, policy_line, registered
 from posgap.gating.replay import (
     JUDGED_FILES,
     OutdatedVerdict,
-    champion_of,
     judge_again,
     read_kept_inputs,
     replay_verdict,
+    require_current_champion,
     require_valid,
 )
 from posgap.gating.signature import require_signed
@@ -64,7 +64,7 @@ def promote(config: PromoteConfig) -> Location:
         folder = fetch_location(config.gate)
         verdict = read_verdict(folder)
         try:
-            champion_of(verdict, config.name, folder)
+            require_current_champion(verdict, config.name, folder)
         except OutdatedVerdict as reason:
             log.info("%s", reason)
             judged = {"candidate": config.sweep, "base": folder / "base", "examples": config.examples}
@@ -86,30 +86,30 @@ def _register(config: PromoteConfig, out: Path, run: Run) -> None:
     do not belong together, the version answers differently or cannot be tried, the verdict compares with another
     champion than today's, or a required signature is missing.
     """
-    examples_of = config.sweep
+    original = config.sweep
     with private_verdict(config.gate, JUDGED_FILES) as gate, private_sweeps({"sweep": config.sweep}) as copies:
-        _promote_judged(config.model_copy(update={"gate": gate, **copies}), examples_of, out, run)
+        _promote_judged(config.model_copy(update={"gate": gate, **copies}), original, out, run)
 
 
-def _promote_judged(config: PromoteConfig, manifest_of: Path, out: Path, run: Run) -> None:
-    """Promotes by private copies of gate and sweep; `manifest_of` is the sweep's original folder."""
+def _promote_judged(config: PromoteConfig, original: Path, out: Path, run: Run) -> None:
+    """Promotes by private copies of gate and sweep; `original` is the sweep's own folder."""
     from posgap.models.registrable import require_registrable  # torch
 
     verdict = replay_verdict(config.gate)
     swept = _judged_sweep(config, verdict)
     run.label(swept.label)
     _require_admitted(verdict, config.model, run)
-    examples = swept_examples(config.sweep, config.examples, manifest_of)
+    examples = swept_examples(config.sweep, config.examples, original)
     policies = [verdict.policy, *filter(None, [registered_policy(config.name)])]
     policy = policies[-1]  # the registered one counts
-    guarded_by = guard_sources(config.sweep, policy, config.examples, manifest_of)
+    guarded_by = guard_sources(config.sweep, policy, config.examples, original)
     again = judge_again(policy, verdict, config.gate, examples, guarded_by)
     _require_admitted(again, f"{config.model} by the policy of {config.name}", run)
     _require_lasting(verdict, config, policies)
     _require_swept_model(config, verdict, swept)
     require_registrable(Path(config.model))
     require_triable(swept, Path(config.model), policy)
-    beaten = champion_of(verdict, config.name, config.gate)
+    beaten = require_current_champion(verdict, config.name, config.gate)
     inputs = read_kept_inputs(policy, verdict, config.gate)
     guards = tried_guards(judge_guards(inputs, policy).judged, policy, guarded_by)
     require_references(config.name, inputs, policy, examples, config.base, guards)
@@ -134,7 +134,7 @@ def _promote_judged(config: PromoteConfig, manifest_of: Path, out: Path, run: Ru
         asked=as_swept(swept),
         needs_approval=config.approval or any(each.approval for each in policies),
         despite_rollback=config.despite_rollback,
-        require_current=lambda: champion_of(verdict, config.name, config.gate, beaten),
+        require_current=lambda: require_current_champion(verdict, config.name, config.gate, beaten),
         try_out=try_out,
     )
     trained = describe_training(Path(config.model))

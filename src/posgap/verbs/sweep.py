@@ -132,24 +132,23 @@ def _write_sweeps(
 
     Responses are kept beside `out` as they come; an interrupted sweep resumes.
     """
-    asked = config
-    config = config.model_copy(update={"guards": {}})  # which its figures do not depend on
     examples = read_examples(config.examples)
     refuse_searched_on(Path(config.model), examples[: config.limit or None])
     builder = config.builder()
     evidence = list[Evidence]()
     if is_first_part(config.shard):
-        measure_texts(asked, out / GUARDS)  # before a backend takes all of a GPU's memory
+        measure_texts(config, out / GUARDS)  # before a backend takes all of a GPU's memory
     opens = (lambda: generator) if generator else open_once(config.access(), builder)
-    builders = at_lengths(config.lengths, config.depths, config.seed, builder, examples)
-    for builder in builders:
-        place = out
-        if builder.fill and len(builders) > 1:
-            config = config.model_copy(update={"lengths": [builder.fill.length]})
-            place = folder_at(out, builder.fill.tokens)
+    alone = config.model_copy(update={"guards": {}})  # a sweep's figures do not depend on guards
+    lengths = at_lengths(config.lengths, config.depths, config.seed, builder, examples)
+    for at_length in lengths:
+        settings, place = alone, out
+        if at_length.fill and len(lengths) > 1:
+            settings = alone.model_copy(update={"lengths": [at_length.fill.length]})
+            place = folder_at(out, at_length.fill.tokens)
             place.mkdir()
-        sweep_run = SweepRun.plan(config.sweep_settings(), builder, examples, config.digest("model"))
-        if earlier and len(builders) == 1:
+        sweep_run = SweepRun.plan(settings.sweep_settings(), at_length, examples, config.digest("model"))
+        if earlier and len(lengths) == 1:
             log.info("%d answers of an earlier look are kept", sweep_run.take_over(Evidence(earlier)))
         if isinstance(generator, AnswerFiles):
             require_asked(generator, sweep_run)
@@ -157,17 +156,16 @@ def _write_sweeps(
         else:
             sweep_run.run(opens)
         evidence.append(Evidence(place, _write_figures(sweep_run, place, out, run)))
-    if len(builders) > 1:
-        _write_lengths(evidence, builders[0], config.most_gap, out, run)
+    if len(lengths) > 1:
+        _write_lengths(evidence, lengths[0], config.most_gap, out, run)
     else:
         log_sweep(evidence[0].sweep, run)
     if is_first_part(config.shard):
-        _sweep_guards(asked, config, examples, opens, earlier, out, run)
+        _sweep_guards(config, examples, opens, earlier, out, run)
     run.artifact(out)
 
 
 def _sweep_guards(
-    asked: SweepConfig,
     config: SweepConfig,
     examples: Sequence[AnyExample],
     opens: OpensGenerator | None,
@@ -176,8 +174,8 @@ def _sweep_guards(
     run: Run,
 ) -> None:
     """Sweeps the requested guards on examples, each into its own folder."""
-    factors = _read_factors(config.model) if asked.guards and BACKENDS[config.backend].local else None
-    for name, guard in asked.guards.items():
+    factors = _read_factors(config.model) if config.guards and BACKENDS[config.backend].local else None
+    for name, guard in config.guards.items():
         if guard.text:
             continue
         of_guard = guard_config(config, name, guard)
@@ -189,7 +187,7 @@ def _sweep_guards(
                 raise PosgapError(f"guard {name}: {why_not}")
             log.warning("guard %s is left out: %s", name, why_not)
             continue
-        sweep_run = SweepRun.plan(of_guard.sweep_settings(), builder, others, asked.digest("model"))
+        sweep_run = SweepRun.plan(of_guard.sweep_settings(), builder, others, config.digest("model"))
         before = earlier / GUARDS / name if earlier else None
         if before and before.is_dir():
             sweep_run.take_over(Evidence(before))
