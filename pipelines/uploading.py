@@ -39,7 +39,7 @@ def upload(compiled: CompiledYaml, config: PipelineCompileConfig) -> None:
 
     there = next(iter(existing().values()), None)
     if there and not (there.description or "").endswith(digest):
-        raise PosgapError(f"{name}: version {version} is there, and another one; give --version another name")
+        raise PosgapError(f"{name}: version {version} exists with other content; give --version another name")
     with compiled.package() as package:
         held = there or once(
             lambda: client.quietly_uploaded(package, version, pipeline, f"posgap {__version__} {digest}"),

@@ -300,7 +300,7 @@ class ComparisonResult:
 def _saved(folder: Path, write: Callable[[Path], None]) -> Path:
     """The folder, new, with what `write` has written there: whole or not at all."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadOutput(f"{folder}: is there already, and is not replaced; name a new folder")
+        raise BadOutput(f"{folder}: already exists; name a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as place:
         partial = Path(place) / "sweep"

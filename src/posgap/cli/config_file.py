@@ -81,7 +81,7 @@ def _take(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
         f"{value}: {verb}", (str(name) for name in section), [_option_name(name) for name in options], "option"
     )
     if is_function(given.get("model")):  # a file may come from others, and a function can do anything
-        raise PosgapError(f"{value}: {verb}: model: is a function, which you type yourself: --model {given['model']}")
+        raise PosgapError(f"{value}: {verb}: model: give a function on the command line: --model {given['model']}")
     ctx.default_map = {name: _as_given(each, options[name]) for name, each in given.items() if each is not None}
 
 

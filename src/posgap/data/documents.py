@@ -91,5 +91,5 @@ def split_around(text: str, quote: str) -> tuple[list[str], int]:
             of_quote = len(parts) if start <= first else of_quote
             parts.append(part)
     if len(parts) < 2:
-        raise PosgapError("field `file`: there is nothing around the quote")
+        raise PosgapError("field `file`: the document is only the quote")
     return parts, of_quote

@@ -72,7 +72,7 @@ class Generator:
         values = self.parameters().model_dump() | {name: given[name] for name in self.takes() if name in given}
         n_docs = self.usual if values.get("n_docs") is None else values["n_docs"]
         if not self.least <= n_docs <= self.most:
-            raise PosgapError(f"`n_docs` of {self.name} must lie in {self.least} to {self.most}, got {n_docs}")
+            raise PosgapError(f"`n_docs` of {self.name} must be from {self.least} to {self.most}, got {n_docs}")
         return values | {"n_docs": n_docs}
 
 
@@ -98,8 +98,8 @@ def _questions_with_distractors(
     made: list[AnyExample] = list(filter(None, drawn))
     if not made:
         raise PosgapError(
-            f"{examples}: for no question are there {n_docs - 1} passages of other questions without its "
-            "answer; lower n_docs or give more questions"
+            f"{examples}: no question has {n_docs - 1} passages of other questions without its answer; lower "
+            "n_docs or give more questions"
         )
     if len(made) < len(plain):
         log.info("left out %d: too few passages without their answer", len(plain) - len(made))

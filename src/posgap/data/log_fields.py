@@ -131,7 +131,7 @@ class LogFields:
             texts = as_list(cells.get(name))
             ranked = list(map(as_mapping, pick(cells, "results[]")))
             if not all(each.get("index") in range(len(texts)) for each in ranked):
-                raise Malformed(f"field `results`: has an `index` that is none of 0 to {len(texts) - 1}", at=where)
+                raise Malformed(f"field `results`: has an `index` that is not from 0 to {len(texts) - 1}", at=where)
             del cells[name], cells["results"]
             cells[self.names["passages"][0]] = [{**each, "document": texts[each["index"]]} for each in ranked]
         for old, new in form.get("rename", {}).items():

@@ -250,7 +250,7 @@ def _plain_questions(entries: Sequence[LogEntry], name: str) -> None:
     ids = [entry.id for entry in entries if entry.id]
     is_shared = len(set(ids)) < len(ids)
     if is_shared:
-        log.info("%s: `id` is the same for several questions, and so is not theirs", name)
+        log.info("%s: several questions share an `id`, so it is not taken as the question's id", name)
     numbers = [answer for entry in entries for answer in entry.answers if re.fullmatch(r"-?\d+(\.\d+)?", answer)]
     are_whole = all(re.fullmatch(r"-?\d+\.0", number) for number in numbers)
     for entry in entries:
@@ -363,15 +363,18 @@ def _unique_passages(retrieved: Sequence[LoggedPassage], relevant: set[int]) -> 
 def _require_contrast(passages: Sequence[Passage], entry: LogEntry, way: str) -> None:
     """Raises `_LeftOutError` if the relevant passages tell nothing of positions."""
     if way == "answer" and {normalize(answer) for answer in entry.answers} <= {"yes", "no"}:
-        raise _LeftOutError("answered by yes or no, which tells nothing of passages: they need labels or ids")
+        raise _LeftOutError(
+            "answered by yes or no, which no passage can be matched with: label the relevant passages, or "
+            "give their ids"
+        )
     if entry.passages and not passages:
-        raise _LeftOutError("whose passages have no text: --columns text=NAME names its field")
+        raise _LeftOutError("whose passages have no text: name its field by --columns text=NAME")
     if not any(passage.relevant for passage in passages):
         if way == "answer" and all(is_sentence(answer) for answer in entry.answers):
             what = "whose answer is a sentence that no passage holds word for word: give short answers, or label"
             raise _LeftOutError(f"{what} passages as `relevant` or by `relevant_ids`")
-        raise _LeftOutError("without a relevant passage among those that were retrieved")
+        raise _LeftOutError("without a relevant passage among the retrieved ones")
     if len(passages) == 1:
-        raise _LeftOutError("with one passage alone, which has no position: part a joined context into its passages")
+        raise _LeftOutError("with only one passage, which has no position: split a joined context into its passages")
     if all(passage.relevant for passage in passages):
-        raise _LeftOutError("all of whose passages are relevant, so that position cannot matter")
+        raise _LeftOutError("whose passages are all relevant, so that position cannot matter")

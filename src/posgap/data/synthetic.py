@@ -104,7 +104,7 @@ def two_hop_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Exampl
     """
     # The cycles, each started at the person in question, times the orders of the distractors.
     if n_examples > math.perm(len(PEOPLE), n_docs) * math.factorial(n_docs - 2):
-        raise PosgapError(f"n_examples={n_examples}: that many different examples need more than {n_docs} documents")
+        raise PosgapError(f"n_examples={n_examples}: so many different examples need more than {n_docs} documents")
     rng = random.Random(seed)
     drawn = set[tuple]()
     asked = set[tuple[str, str]]()
@@ -150,7 +150,7 @@ def animal_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Example
     if not 2 <= n_docs <= len(YOUNG):
         raise PosgapError(f"n_docs={n_docs}: there are sentences about 2 to {len(YOUNG)} animals")
     if n_examples > math.perm(len(YOUNG), n_docs) * (len(BEFORE) * len(AFTER)) ** n_docs // 2:
-        raise PosgapError(f"n_examples={n_examples}: that many different examples need more than {n_docs} items")
+        raise PosgapError(f"n_examples={n_examples}: so many different examples need more than {n_docs} items")
     rng = random.Random(seed)
     drawn = set[tuple[str, ...]]()
     right = set[str]()

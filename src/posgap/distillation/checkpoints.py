@@ -203,7 +203,7 @@ class Checkpoints:
             damaged = self._damaged(folder)
             if not damaged:
                 return step
-            log.warning("%s: %s is damaged; this checkpoint is passed over", folder, damaged[0])
+            log.warning("%s: %s is damaged; this checkpoint is skipped", folder, damaged[0])
             if first_of_its_node():
                 _delete_folder(folder)
             if step in removed and rank_and_world()[0] == 0:
@@ -234,7 +234,7 @@ class Checkpoints:
         step = self._sound()
         if not step:
             return []
-        log.info("going on from the checkpoint of step %d in %s", step, self.folder)
+        log.info("resuming from the checkpoint of step %d in %s", step, self.folder)
         return self._read(step, accelerator, model, optimizer)
 
     def restore(self, step: int, accelerator: Accelerator, model: Any, optimizer: torch.optim.Optimizer) -> None:
@@ -259,7 +259,7 @@ class Checkpoints:
         try:
             training_state.restore_state(accelerator, model, optimizer, self._mesh, fill)
         except CheckpointException as error:
-            raise PosgapError(f"{folder}: cannot be gone on from ({_first_reason(error)}); delete it") from None
+            raise PosgapError(f"{folder}: cannot be resumed from ({_first_reason(error)}); delete it") from None
         # A process that did not exist at the checkpoint continues with its current ones.
         if (states := folder / f"random-{rank}.pt").is_file():
             _set_random_states(torch.load(states, weights_only=True))

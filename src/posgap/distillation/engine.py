@@ -169,7 +169,7 @@ def train(
         log.info("trained at %s", speed.describe(card, arithmetic(accelerator)))
     if checkpoints and 0 < best < len(steps):
         checkpoints.restore(best, accelerator, wrapped, optimizer)
-        log.info("the model after step %d of %d is kept, the best on the held-out examples", best, len(steps))
+        log.info("keeping the model after step %d of %d, the best on the held-out examples", best, len(steps))
     return wrapped, history
 
 
@@ -284,7 +284,9 @@ class TrainStep:
             if math.isfinite(norm) or not self.gradient.disable_scaling_if_underflowed():
                 break
             log.info(
-                "step %d: positions differ too much to be weighed one by one; from now on it is done beforehand", number
+                "step %d: positions differ too much to be weighed during the backward pass; from now on they are "
+                "weighed before it",
+                number,
             )
         if not math.isfinite(norm):
             raise NotFinite(
@@ -327,7 +329,7 @@ class TrainStep:
         self.sharing_is_checked = True
         self.shares_prefixes = all(gather(same))
         if not self.shares_prefixes:
-            log.info("common prefixes are computed for each prompt: this model gives other results if they are shared")
+            log.info("common prefixes are not shared between prompts, because this model then gives other results")
 
     def _accumulate(self, step: Step) -> None:
         """Adds up the gradient of a step, and enters its rows' losses and weights."""
@@ -425,11 +427,13 @@ class TrainStep:
         torch.cuda.empty_cache()
         if not divisible:
             longest = max(each.tokens for each in layout.micro_batches)
-            raise NoRoom(f"out of memory in step {step.number}, with one prompt of {longest} tokens; {_LESS_MEMORY}")
+            raise NoRoom(
+                f"out of memory in step {step.number}, with a single prompt of {longest} tokens; {_LESS_MEMORY}"
+            )
         self.micro_batch_tokens = max(divisible) // 2
         log.log(
             logging.INFO if self.rank else logging.WARNING,  # of the others only warnings are shown
-            "step %d: out of memory; from now on micro-batches have at most %d tokens, and the step is done again",
+            "step %d: out of memory; from now on micro-batches have at most %d tokens, and the step is repeated",
             step.number,
             self.micro_batch_tokens,
         )

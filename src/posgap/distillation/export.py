@@ -84,7 +84,7 @@ def export(origin: Origin, trained: TrainedModel, tokenizer: PreTrainedTokenizer
         raise PosgapError(f"export: {error}; give --export-dtype bfloat16 or float32") from None
     kept = stored.kept
     log.info(
-        "export: %s of what training did; %.1f %% of the numbers that it changed are not the base's",
+        "export: %s of what training did; %.1f %% of the weights that it changed differ from the base",
         stored, 100 * kept.numbers,
     )  # fmt: skip
     if not kept.update >= MIN_KEPT:

@@ -45,5 +45,5 @@ def describe_training(model: Path) -> str:
     history = [row for _, row in read_jsonl(file)] if file.is_file() else []
     for number, row in enumerate(history, start=1):
         if not all(isinstance(figure, int | float) for figure in row.values()):
-            raise Malformed("expected numbers alone, as `distill` writes them", at=f"{file}:{number}")
+            raise Malformed("expected only numbers, as `distill` writes them", at=f"{file}:{number}")
     return describe(history, read_manifest(model).get("config", {}).get("keep", "last")) if history else ""

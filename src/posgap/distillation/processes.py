@@ -69,8 +69,8 @@ def _settings(deepspeed: str, mixed: bool) -> dict:
     for variable, name in _REFUSED.items():
         if _is_asked_for(variable):
             raise PosgapError(
-                f"ACCELERATE_USE_{variable}: the launcher asks for {name}, which posgap does not train under; launch "
-                "without it, and with --deepspeed zero3 to spread parameters over processes"
+                f"ACCELERATE_USE_{variable}: the launcher asks for {name}, which posgap does not train under; "
+                "launch without it; --deepspeed zero3 spreads parameters over processes"
             )
     steps = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
     if steps not in ("1", "auto"):
@@ -109,8 +109,7 @@ def deepspeed_settings(name: str, mixed: bool) -> dict:
     for section in ("optimizer", "scheduler"):
         if _without_auto(settings.pop(section, {}).get("params", {})):
             raise PosgapError(
-                f"deepspeed: {name}: has {section} settings; leave them out: those are --learning-rate and "
-                "--warmup-steps"
+                f"deepspeed: {name}: has {section} settings; leave them out and give --learning-rate and --warmup-steps"
             )
     for batch in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "fp16"):
         settings.pop(batch, None)

@@ -71,7 +71,7 @@ class TeacherStates:
         differing = [name for name in self.identity if identity.get(name) != self.identity[name]]
         if differing:
             raise PosgapError(
-                f"{shard}: holds teacher states of another {' and '.join(differing)}; delete {self.folder}, or give "
+                f"{shard}: has teacher states of another {' and '.join(differing)}; delete {self.folder}, or give "
                 "another `work` folder"
             )
         start = 0

@@ -81,7 +81,7 @@ def _zero_optimizer(accelerator: Accelerator, model: Any) -> Any:
         return None
     if not any(hasattr(model.optimizer, name) for name in _FLAT):
         raise PosgapError(
-            "deepspeed: this file trains without ZeRO, so posgap could keep no checkpoints; write stage 1, 2 or 3"
+            "deepspeed: this file trains without ZeRO, so posgap could not keep checkpoints; write stage 1, 2 or 3"
         )
     return model.optimizer
 

@@ -69,7 +69,7 @@ class _Unpacked(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         read = self._file.readinto(buffer)
         if self._file.tell() > max(FREE, EXPANSION * self._packed.tell()):
-            problem = f"unpacks to more than {EXPANSION} times its size, as no data do; unpack it yourself"
+            problem = f"unpacks to more than {EXPANSION} times its size, which real data never does; unpack it yourself"
             raise TooLarge(problem, at=str(self._path))
         return read
 
@@ -81,7 +81,7 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
         data = file.read(most + 1)
     if len(data) > most:
         size = f"{most // MB} MB" if most >= MB else f"{most} bytes"
-        raise TooLarge(f"more than {size}, too large for a file that is read whole", at=str(path))
+        raise TooLarge(f"more than {size}, more than posgap reads at once", at=str(path))
     return data
 
 

@@ -52,7 +52,7 @@ def is_endpoint(text: Any) -> bool:
 
 def _as_model_path(value: Any) -> Any:
     if is_endpoint(value):
-        raise ValueError("is an address, of a server perhaps: give a model's folder or name on the hub")
+        raise ValueError("is an address; give a model's folder or its name on the hub")
     return str(as_location(value)) if str(value).startswith(("s3:/", "~")) else value
 
 
@@ -71,7 +71,7 @@ def in_s3(location: Location) -> Location:
 
 def _require_writable(location: Location | None) -> Location | None:
     if is_address(location):
-        raise ValueError("is an address that is only read: write to this machine or to s3://bucket/key")
+        raise ValueError("is a read-only address: write to this machine or to s3://bucket/key")
     return location
 
 

@@ -51,7 +51,7 @@ def require_unique_names(text: bytes | str, where: str) -> None:
         names = [name for name, _ in pairs]
         if len(set(names)) < len(names):
             twice = next(name for at, name in enumerate(names) if name in names[:at])
-            raise Malformed(f"{twice[:60]!r} is there twice; write it again", at=where)
+            raise Malformed(f"{twice[:60]!r} is there twice; write the file again", at=where)
 
     json.loads(text, object_pairs_hook=check)
 
@@ -76,7 +76,7 @@ def _require_ordinary_numbers(value: Any, where: str) -> None:
         elif isinstance(each, list):
             waiting += each
         elif isinstance(each, int) and abs(each) > MAX_INTEGER:
-            raise Malformed(f"a whole number of {len(str(abs(each)))} digits, more than 64 bits hold", at=where)
+            raise Malformed(f"a whole number of {len(str(abs(each)))} digits does not fit into 64 bits", at=where)
         elif isinstance(each, float) and abs(each) == float("inf"):
             raise Malformed("a number too large for a float", at=where)
 
@@ -122,7 +122,7 @@ def items(path: Path) -> Iterator[tuple[int, Any]]:
             separator = buffer.next_byte()
         buffer.at += 1
         if buffer.next_byte():
-            raise Malformed("not JSON: more stands after the array's end", at=str(path))
+            raise Malformed("not JSON: text after the end of the array", at=str(path))
 
 
 def is_array(path: Path) -> bool:

@@ -52,7 +52,7 @@ def _require_bounded(metadata: parquet.FileMetaData, path: Path) -> None:
             if metadata.schema.column(number).max_repetition_level:
                 unpacked += group.column(number).num_values * _INDEX_BYTES
     if unpacked > max(bounds.FREE, EXPANSION * path.stat().st_size):
-        raise TooLarge(f"unpacks to more than {EXPANSION} times its size, as no data do", at=str(path))
+        raise TooLarge(f"unpacks to more than {EXPANSION} times its size, which real data never does", at=str(path))
 
 
 def _batch_size(group: parquet.RowGroupMetaData) -> int:

@@ -35,7 +35,7 @@ def parse_yaml(data: bytes, where: str, what: str, max_bytes: int, typed: bool =
     except RecursionError:
         raise Malformed("not YAML: nested too deep", at=where) from None
     except (ValueError, TypeError) as error:
-        raise Malformed(f"not YAML that can be read: {error}", at=where) from None
+        raise Malformed(f"cannot be read as YAML: {error}", at=where) from None
 
 
 class _StrictLoader:

@@ -77,11 +77,11 @@ class Guard(Parameters):
     def _is_one_kind(self) -> Self:
         asked = [name for name in ("examples", "task", "n_docs", "positions") if getattr(self, name)]
         if self.text and asked:
-            raise ValueError(f"`{asked[0]}`: is of examples, and `text` is given; make two guards of it")
+            raise ValueError(f"`{asked[0]}`: belongs to examples, but `text` is given; make two guards")
         if self.text and self.tolerance is not None and self.tolerance > MAX_NATS:
-            raise ValueError(f"`tolerance`: of plain text is in nats a token, at most {MAX_NATS:g}")
+            raise ValueError(f"`tolerance`: for plain text it is in nats a token, at most {MAX_NATS:g}")
         if self.sha256 and not self.place:
-            raise ValueError("`sha256`: is of a file; give `examples` or `text`")
+            raise ValueError("`sha256`: is the digest of a file; give `examples` or `text`")
         return self
 
 

@@ -111,7 +111,7 @@ def load_function(address: str) -> Callable:
         sys.path.remove(here)
         os.chdir(here)  # the rest of the command names its files from here
     if not callable(found):
-        raise BadOption(f"--model {address}: is a {type(found).__name__}, and no function")
+        raise BadOption(f"--model {address}: is a {type(found).__name__}, not a function")
     return found
 
 
@@ -244,9 +244,8 @@ class ApplicationGenerator:
         ]
         if unmoved == len(own):
             raise PosgapError(
-                f"{self.application.name}: {notes[-1]}: it does not use the passages that it is given, or knows the "
-                "answers without any, so that their position cannot matter; have it take `passages` in place of a "
-                "retrieval of its own"
+                f"{self.application.name}: {notes[-1]}: it ignores the passages or knows the answers without "
+                "them, so their position cannot matter; make it use `passages` in place of its own retrieval"
             )
         self._notes = tuple(notes)
         self.served = self.served.model_copy(update={"notes": self._notes})
@@ -338,8 +337,8 @@ class ApplicationGenerator:
             self._failures += 1
             if self._failures >= MAX_CONSECUTIVE_FAILURES or not self._has_answered:
                 raise PosgapError(
-                    f"{self.application.name}: {self._failures} prompts in a row failed, the last: {failed}; what was "
-                    f"answered is kept: {RESUMES}"
+                    f"{self.application.name}: {self._failures} prompts in a row failed, the last: {failed}; the "
+                    f"answers are kept: {RESUMES}"
                 )
             return Completion("", [], "failed", reason=failed)
         self._failures, self._has_answered = 0, True

@@ -80,7 +80,7 @@ class Backend:
     def require_framing(self, access: ModelAccess, framing: Framing) -> None:
         """Raises `PosgapError` if a model elsewhere cannot be asked with this framing."""
         if framing.template:
-            raise BadOption(f"template: is for models on this machine; backend {self.name} has the chat made elsewhere")
+            raise BadOption(f"template: is only for local models; with backend {self.name} the server makes the chat")
 
     def decoding(self, access: ModelAccess, served: "EndpointIdentity | None") -> str:
         """How tokens are chosen, if an endpoint reports it: greedily, as far as can be told."""
@@ -165,7 +165,7 @@ class _Application(Backend):
         given = {"system": framing.system, "template": framing.template, "template_args": framing.arguments}
         parameters = access.parameters_of(ApplicationParameters).model_dump(exclude_defaults=True)
         for name in [*filter(given.get, given), *parameters.keys() - {"concurrency", "timeout", "version"}]:
-            raise BadOption(f"{name}: an application words and sends its prompts itself; leave it out")
+            raise BadOption(f"{name}: an application makes its own prompts; leave it out")
 
     def decoding(self, access: ModelAccess, served: "EndpointIdentity | None") -> str:
         return "application's own"
@@ -201,7 +201,7 @@ APPLICATION = _Application(
 def open_generator(access: ModelAccess, builder: "TextPromptBuilder") -> "Generator":
     """The generator of a model's answers; raises `PosgapError` if something the backend needs is missing."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise PosgapError("a model answers in one process: run this without a launcher; `shard` splits a sweep")
+        raise PosgapError("a model answers in one process; run this without a launcher, and split a sweep by `shard`")
     return BACKENDS[access.backend].generator(access, builder)
 
 

@@ -153,7 +153,7 @@ def _openai(request: Request) -> Json:
 def _anthropic(request: Request) -> Json:
     params = {name: value for name, value in request.body.items() if name != "seed"}
     if "messages" not in params:
-        raise PosgapError("--batch-format anthropic: has chats alone; leave out --endpoint completions")
+        raise PosgapError("--batch-format anthropic: has only chats; leave out --endpoint completions")
     system = [each["content"] for each in params["messages"] if each["role"] == "system"]
     params["messages"] = [each for each in params["messages"] if each["role"] != "system"]
     return {"custom_id": request.id, "params": params | ({"system": system[0]} if system else {})}
@@ -218,7 +218,9 @@ class AnswerFiles:
                         names[record.body[key]] = None
         identity = maker.parameters.identity
         if len(models) > 1 and "model" in MUST_STAY[identity]:
-            raise PosgapError(f"the answers are of several models ({', '.join(models)}): --identity any takes them all")
+            raise PosgapError(
+                f"the answers come from several models ({', '.join(models)}); --identity any accepts them"
+            )
         self.said = EndpointIdentity(models=tuple(models), fingerprints=tuple(fingerprints))
         self.served = EndpointIdentity()
 

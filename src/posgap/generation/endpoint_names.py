@@ -29,7 +29,7 @@ def with_endpoint(values: Mapping[str, Any]) -> dict[str, Any]:
         return dict(values)
     address, _, name = values["model"].partition("#")
     if values.get("base_url"):
-        raise BadOption("--model: is an address, and --base-url is one too; give the model's name there")
+        raise BadOption("--model and --base-url are both addresses; give the model's name as --model")
     name = name or only_model(address, pairs(values.get("header") or {}))
     return {**values, "model": name, "base_url": address}
 

@@ -200,7 +200,7 @@ class OpenAIGenerator:
     def _count_failure(self, reason: str, remedy: str = "") -> Completion:
         if self.failures.note_failure():
             raise self._error(
-                f"no answer to {self.failures.consecutive} prompts in a row, the last time: {reason}",
+                f"no answer to {self.failures.consecutive} prompts in a row; the last error: {reason}",
                 _WORKS_AGAIN + remedy,
             )
         return Completion("", [], "failed", reason=reason)
@@ -262,8 +262,8 @@ class OpenAIGenerator:
         if isinstance(fault, TimedOut) and not self._has_timed_out:
             self._has_timed_out = True
             log.warning(
-                "%s: no answer within %g s: fewer requests go out at a time from now on; if it needs longer for one, "
-                "take a longer --timeout",
+                "%s: no answer within %g s: sending fewer requests in parallel from now on; if one answer takes "
+                "longer, raise --timeout",
                 self.client.shown, self.client.timeout,
             )  # fmt: skip
 
@@ -275,7 +275,7 @@ class OpenAIGenerator:
         if answer.unknown_reason and answer.unknown_reason not in self._unknown_reasons:
             self._unknown_reasons.add(answer.unknown_reason)
             log.warning(
-                "%s: ends answers for a reason that posgap does not know (finish_reason %s); they are scored as usual",
+                "%s: unknown finish_reason %s; these answers are scored as usual",
                 self.client.shown, answer.unknown_reason,
             )  # fmt: skip
         if not is_probe:
@@ -316,8 +316,8 @@ class OpenAIGenerator:
             if wait < timedelta(days=36500).total_seconds():
                 until = f", until {(datetime.now(UTC) + timedelta(seconds=wait)).isoformat(' ', 'seconds')}"
             raise self._error(
-                f"{self.client.hide(str(fault))}: it asks to wait {wait:g} s{until}, longer than a sweep waits "
-                f"({MAX_WAIT:g} s)",
+                f"{self.client.hide(str(fault))}: it asks to wait {wait:g} s{until}, but a sweep waits at most "
+                f"{MAX_WAIT:g} s",
                 f"after that {RESUMES}",
             )
         self.resume_at = max(self.resume_at, asyncio.get_running_loop().time() + wait)
@@ -338,7 +338,7 @@ class OpenAIGenerator:
             response = await self.client.post(self.fields.fields(Prompt("Hello"), Sampling(16)))
             again = self._read(response, None, "Hello")
             if isinstance(again, Fault) and again.status == fault.status and not again.is_of_a_filter:
-                raise self._error(f"{words}; it refuses a word alike: check the model's name and the key")
+                raise self._error(f"{words}, even for one word: check the model's name and the key")
         return Completion("", [], "failed", reason=words)
 
     def _tell_pace(self) -> None:
@@ -348,8 +348,8 @@ class OpenAIGenerator:
         if pace.differing > self._told_differing:
             self._told_differing = pace.differing
             log.warning(
-                "%s: of %d prompts that were asked twice at temperature 0, %d got another answer: that is the noise of "
-                "the server",
+                "%s: of %d prompts that were sent twice at temperature 0, %d got different answers: this is the "
+                "server's own noise",
                 self.client.shown, pace.repeated, pace.differing,
             )  # fmt: skip
 

@@ -67,10 +67,10 @@ class RequestFields:
         shown = self.served.shown
         if refused in self.asked_for:
             option = "--body" if refused in self.body else "--template-args"
-            raise PosgapError(f"{shown}: does not take {refused}, which {option} asks for: {words}")
+            raise PosgapError(f"{shown}: does not accept {refused}, which {option} needs: {words}")
         if refused not in self.served.identity.left_out:  # other requests that were under way were refused too
             log.warning(
-                "%s: does not take %s, which is left out from now on%s (%s)",
+                "%s: does not accept %s, which is left out from now on%s (%s)",
                 shown, refused, _WITHOUT.get(refused, ""), words,
             )  # fmt: skip
             self.served.identity = self.served.identity.with_left_out(refused)

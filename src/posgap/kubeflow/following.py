@@ -97,7 +97,9 @@ class _Cluster:
         except (RuntimeError, TimeoutError, ValueError) as error:
             if _status(error) != 404:
                 message = _server_message(error)
-                log.warning("TrainJob %s could not be deleted: %s; kubectl delete trainjob %s", name, message, name)
+                log.warning(
+                    "TrainJob %s could not be deleted: %s; delete it by kubectl delete trainjob %s", name, message, name
+                )
 
 
 def _attempt(cluster: _Cluster, in_cluster: JobInCluster, job: Job, create: Create) -> "TrainJob":

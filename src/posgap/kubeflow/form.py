@@ -134,7 +134,7 @@ def _parse_methods(methods: str) -> tuple[list[str], list[str]]:
     """Returns the names before `then`, and those after it, which are put on top of the models trained by the former."""
     first, *later = re.split(r"\s+then\s+", methods.strip())
     if len(later) > 1:
-        raise ValueError(f"methods: {methods!r} says then twice; mitigations can be put on top of a trained model once")
+        raise ValueError(f"methods: {methods!r} has `then` twice; write it once")
     chosen = _parse_names(first)
     on_top = _parse_names(later[0]) if later else []
     for name in filter(_trains, on_top):

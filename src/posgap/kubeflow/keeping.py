@@ -69,7 +69,7 @@ class _Mirror:
         with self._forgiving():
             names = self.there.stored_names()
             if names:
-                log.info("going on from what an earlier try left: %d files of %s", len(names), self.place)
+                log.info("resuming from an earlier try: %d files of %s", len(names), self.place)
                 self.there.pull()
 
     def push(self) -> None:

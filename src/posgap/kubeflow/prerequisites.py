@@ -51,7 +51,7 @@ def prerequisites(form: PreflightConfig) -> dict[str, Callable[[], str]]:
 
 def _check_examples(location: str) -> str:
     if is_address(location) and not location.startswith("gs://") and "KUBERNETES_SERVICE_HOST" in os.environ:
-        raise PosgapError(f"{location}: Kubeflow Pipelines imports from s3:// and gs:// alone; copy the file there")
+        raise PosgapError(f"{location}: Kubeflow Pipelines imports only from s3:// and gs://; copy the file there")
     examples = source(as_location(location))
     if isinstance(examples, OnDisk | AtAddress):
         file = examples_file(examples.fetch())
@@ -64,7 +64,7 @@ def _check_examples(location: str) -> str:
 
 def _check_apart(form: PreflightConfig) -> str:
     if form.data_eval.rstrip("/") == form.data_train.rstrip("/"):
-        raise PosgapError(f"{form.data_eval}: is data_train, too; evaluate a model on examples it was not trained on")
+        raise PosgapError(f"{form.data_eval}: is also data_train; evaluate on other examples")
     return _check_examples(str(newest(form.data_eval).location))
 
 

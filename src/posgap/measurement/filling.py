@@ -110,8 +110,8 @@ class Fill:
         number = bisect_right(range(len(pool) + 1), self.tokens, key=count_first) - 1
         if number < 0:
             raise PosgapError(
-                f"length {self.tokens}: example {example.id} takes {count_first(0)} tokens without any filler, its "
-                "longest answer included; ask for a longer one, or lower max_new_tokens"
+                f"length {self.tokens}: example {example.id} takes {count_first(0)} tokens without filler, "
+                "including its longest answer; give a longer length, or lower max_new_tokens"
             )
         if number == len(pool) and count_first(number) < self.tokens:
             raise PosgapError(
@@ -179,7 +179,7 @@ def at_lengths(
     if not lengths:
         return [builder]
     if not isinstance(builder, PromptBuilder):
-        raise PosgapError("lengths: are counted by the model's tokenizer, which an endpoint keeps to itself")
+        raise PosgapError("lengths: need the model's tokenizer, which an endpoint does not give")
     if builder.task.n_gold != 1 or builder.task.slots is not INSERTED:
         raise PosgapError(
             f"lengths: task {builder.task.name} is not one gold document among others, which could be filler"

@@ -106,7 +106,7 @@ def read_swept_lengths(folders: Sequence[Path]) -> dict[str, list[Evidence]]:
             evidence = [Evidence(folder_at(folder, at)) for folder, at in zip(folders, tokens)]
             by_length[f"{tokens[0]:,} tokens"] = with_distinct_labels(evidence)
     if not by_length:
-        raise PosgapError(f"{folders[0]}: has no length in common with {folders[1]}; sweep both at the same --lengths")
+        raise PosgapError(f"{folders[0]}: shares no length with {folders[1]}; sweep both at the same --lengths")
     return by_length
 
 

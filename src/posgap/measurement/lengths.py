@@ -85,7 +85,7 @@ class LengthMap(Record):
         if any(len(row) != len(self.depths) for row in rows):
             raise ValueError("accuracy: not of every depth")
         if sorted(set(self.tokens)) != self.tokens:
-            raise ValueError("tokens: do not grow from each length to the next")
+            raise ValueError("tokens: must grow from each length to the next")
         return self
 
     @property

@@ -56,9 +56,7 @@ def merge_sweeps(parts: Sequence[Evidence], without_effect: Collection[str] = ()
     for part in parts:
         for placement in part.sweep.placements:
             if placement in placements:
-                raise PosgapError(
-                    f"placement {format_positions(placement)} was swept in two of the parts; leave one out"
-                )
+                raise PosgapError(f"placement {format_positions(placement)} was swept in two parts; leave one out")
             placements.append(placement)
         categories += part.sweep.categories
         outcomes += part.outcomes.by_placement

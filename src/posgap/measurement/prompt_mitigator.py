@@ -82,8 +82,8 @@ class PromptMitigator:
             return PromptVariants([self.builder.prompt(example, placement)._replace(sample=sample)], [], [])
         if self.mitigation.needs_ranks and not isinstance(example, RankedExample):
             raise PosgapError(
-                f"mitigation {self.mitigation.name}: example {example.id} was not retrieved by anybody, so that no "
-                "passage ranks above another; take the task rag with a retrieval log"
+                f"mitigation {self.mitigation.name}: example {example.id} has no retriever's order; use the task "
+                "rag with a retrieval log"
             )
 
         asked = example.model_copy(update={"question": self.mitigation.word_question(example.question)})

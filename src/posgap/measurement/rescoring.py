@@ -45,10 +45,15 @@ def swept_examples(
     except (PosgapError, OSError) as error:
         if given:
             raise
+<<<<<<< HEAD
         raise NotFound(
             f"its examples are not at hand, neither from here nor from a folder above it ({error}); give them with "
             "--examples",
             at=str(folder),
+=======
+        raise PosgapError(
+            f"{folder}: its examples are missing ({error}, here or in a folder above it); give them by --examples"
+>>>>>>> 667f298c ([house] Say in messages what the program does and what you can do)
         ) from None
     if not examples:
         raise NotFound("names no examples; give them with --examples", at=str(folder))
@@ -90,8 +95,14 @@ def require_scores(evidence: Evidence, examples: Mapping[str, AnyExample]) -> No
                 at=where,
             )
         if said and row.get("echo") is False and repeats(row["response"], examples[row["content"]], at):
+<<<<<<< HEAD
             raise Contradiction(
                 "the response repeats the prompt, and the sweep says that it does not; sweep again", at=where
+=======
+            raise PosgapError(
+                f"{path}: {row['id']} at {at.name}: the response repeats the prompt, but the sweep says it does "
+                "not; sweep again"
+>>>>>>> 667f298c ([house] Say in messages what the program does and what you can do)
             )
 
 

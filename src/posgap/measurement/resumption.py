@@ -290,6 +290,7 @@ class _ResumableWork:
         left = sum(map(len, self.list_missing().values()))
         if left:
             raise PosgapError(
-                f"{self.prompts.settings.out}: {left:,} of {self.prompts.count:,} answers are missing; what was read "
-                "is kept: give --answers with the other files, or write requests for these alone: --requests FOLDER"
+                f"{self.prompts.settings.out}: {left:,} of {self.prompts.count:,} answers are missing; the "
+                "answers are kept: give the other files by --answers, or write requests for the missing ones by "
+                "--requests FOLDER"
             )

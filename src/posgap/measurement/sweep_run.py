@@ -92,7 +92,7 @@ class SweepRun:
         warn_of_sentences(plan.examples, settings.metric or builder.task.metric)
         answering = describe_answering(plan.examples, builder.task, 0 if builder.fill else placements[0].n_docs)
         if answering:
-            log.warning("%s: a model that reads one part of the prompt alone can seem to have no gap", answering)
+            log.warning("%s: a model that reads only one part of the prompt can seem to have no gap", answering)
         if not settings.is_local:
             _warn_of_special_tokens(plan.examples)
         return plan
@@ -350,8 +350,8 @@ def warn_of_sentences(examples: Sequence[AnyExample], metric: str) -> None:
     wordy = sum(all(map(is_sentence, example.answers)) for example in examples)
     if 2 * wordy > len(examples) and METRICS[metric].right_after:
         log.warning(
-            "in %d of %d examples the right answer is a sentence, and the metric %s asks for it word for word, which "
-            "no model writes: give short answers, or --metric key_words (docs/log-fields.md)",
+            "in %d of %d examples the right answer is a sentence, which the metric %s wants word for word, "
+            "and models do not write it so: give short answers, or --metric key_words (docs/log-fields.md)",
             wordy, len(examples), metric,
         )  # fmt: skip
 
@@ -415,8 +415,8 @@ def _watch(settings: SweepSettings, prompts: PromptGrid, thoughts: FirstThoughts
         if not is_said and (thoughts is None or thoughts.is_over):
             is_said = True
             log.warning(
-                "more than the %g %% of prompts that --max-unanswered allows are not answered with the gold at "
-                "%s: there will be no figures (%s: %s)",
+                "more than the %g %% of prompts that --max-unanswered allows are unanswered with the gold "
+                "document at %s, so the sweep will give no figures (%s: %s)",
                 settings.max_unanswered, placement.name, completion.outcome, completion.reason,
             )  # fmt: skip
 

@@ -195,14 +195,16 @@ class Sweep(Record):
     def _has_no_judge(cls, values: Any) -> Any:
         """Refuses a sweep that an older posgap had a model score: its responses cannot be scored again here."""
         if isinstance(values, Mapping) and values.get("grading"):
-            raise ValueError("grading: a judge scored it, which posgap no longer does; give the sweep that was judged")
+            raise ValueError(
+                "grading: a judge scored this sweep, which posgap no longer supports; give the sweep without it"
+            )
         return values
 
     @model_validator(mode="after")
     def _check_placements(self) -> Self:
         kinds = {len(placement) for placement in self.placements}
         if 0 in kinds or len(kinds) > 1 or len(set(self.placement_names)) < len(self.placement_names):
-            raise ValueError("placements: some are there twice, or not all have as many gold documents")
+            raise ValueError("placements: must differ, and have the same number of gold documents")
         for placement in self.placements:
             if len(set(placement)) < len(placement) or not all(1 <= place <= self.n_docs for place in placement):
                 raise ValueError(f"placements: {format_positions(placement)} is not a placement among {self.n_docs}")
@@ -217,7 +219,7 @@ class Sweep(Record):
                 raise ValueError(f"{name}: {len(values)} for {len(self.placements)} placements")
         grouped = list(chain.from_iterable(self.groups))
         if len(set(grouped)) < len(grouped) or self.n_independent < 1 or any(len(group) < 2 for group in self.groups):
-            raise ValueError("groups: not of two or more examples each, all different")
+            raise ValueError("groups: must have two or more different examples each")
         if self.worst.placement not in self.placements:
             raise ValueError("worst: no placement of this sweep")
         asked = self.n_examples * self.asked.samples
@@ -278,7 +280,8 @@ class Sweep(Record):
         backend = self.settings.get("backend")
         if backend in BACKENDS.names() and not BACKENDS[backend].is_model:
             raise PosgapError(
-                f"{where}: is of an application, {self.model}; a registry serves models: `posgap check` judges it"
+                f"{where}: is a sweep of an application, {self.model}, which a registry cannot serve; `posgap "
+                "check` judges it"
             )
 
     def require_model_alone(self, where: object, instead: str) -> None:
@@ -287,7 +290,7 @@ class Sweep(Record):
         self.require_model(where)
         if self.mitigation:
             raise PosgapError(
-                f"{where}: was asked by the mitigation {self.mitigation.phrase}, so that it is not of the model alone; "
+                f"{where}: used the mitigation {self.mitigation.phrase}, so it does not measure the model alone; "
                 f"{instead}"
             )
 

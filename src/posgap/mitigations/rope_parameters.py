@@ -55,7 +55,7 @@ def _followed_rotaries(model: "PreTrainedModel", name: str, change: Change) -> "
     where = f"{name_of(model)}: {name}"
     rotaries = [module for module in model.modules() if _is_rotary(module, model.config.get_text_config())]
     if not rotaries:
-        raise PosgapError(f"{where}: it has no rotary embedding that its rope_parameters make")
+        raise PosgapError(f"{where}: its rope_parameters make no rotary embedding")
     unchanged = _logits(model)
     undo = _remake_rotaries(model, name, rotaries, change, _EFFECT)
     try:

@@ -127,7 +127,9 @@ class Ntk(RopeScaling):
 def _enlarge_base(config: "PretrainedConfig", parameters: Mapping[str, Any], factor: float) -> dict[str, Any]:
     name = f"{config.name_or_path or config.model_type}: ntk"
     if parameters["rope_type"] not in _KINDS:
-        raise PosgapError(f"{name}: how its RoPE ({parameters['rope_type']}) follows from its base is not known here")
+        raise PosgapError(
+            f"{name}: posgap does not know how its RoPE ({parameters['rope_type']}) follows from its base"
+        )
     require_bases(config, parameters, "ntk")
     turned = rotary_dimensions(config, parameters)
     return {**parameters, "rope_theta": parameters["rope_theta"] * factor ** (turned / (turned - 2))}
@@ -136,8 +138,8 @@ def _enlarge_base(config: "PretrainedConfig", parameters: Mapping[str, Any], fac
 def _require_own_base(factor: float | None, where: str) -> None:
     if factor is not None:
         raise PosgapError(
-            f"{where}: ntk: its base is a larger one already, by a factor of {factor:g}; apply it to the model that it "
-            "was made of"
+            f"{where}: ntk: its base is already larger by a factor of {factor:g}; apply ntk to the model that "
+            "it was made from"
         )
 
 

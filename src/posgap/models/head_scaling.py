@@ -158,7 +158,7 @@ def _attend(state: _Heads, own: Callable[..., Any], *args: Any, **kwargs: Any) -
         ranks = 1 + sensitivities.argsort(dim=-1, descending=True, stable=True).argsort(-1)  # rung 0 is one
         state.chosen = ranks[0] if len(ranks) == 1 else ranks
     if state.chosen.ndim == 2 and len(state.chosen) != len(args[0] if args else kwargs["hidden_states"]):
-        raise BadModel("ms-poe: a row of the batch has gone, or come, since its prompt was read")
+        raise BadModel("ms-poe: the rows of the batch changed after their prompts were read")
     return own(*args, **{**kwargs, "position_embeddings": _tables_by_head(given, state.chosen)})
 
 
@@ -225,7 +225,7 @@ def _give_tables(
     raises, the model is unchanged."""
     heads: list[_Heads] = []
     if scaling.rungs is not None:
-        raise BadModel(f"{name_of(model)}: its heads are scaled already; take that back first")
+        raise BadModel(f"{name_of(model)}: its heads are scaled already; remove that first")
 
     def undo() -> None:
         scaling.rungs = None

@@ -215,7 +215,7 @@ def _make_tables(
     made = own(**arguments)
     if which is not None:
         if isinstance(made, Tensor):
-            raise BadModel(f"{scaling.name}: its rotary tables are complex numbers, which heads have in common")
+            raise BadModel(f"{scaling.name}: its rotary tables are complex numbers, which all heads share")
         cos, sin = (table.unflatten(-3, (copies, -1))[int(follows) :] for table in made)
         tables: Any = [Rungs((cos, sin), each) for each in which.reshape(len(layers), -1)]
     elif isinstance(made, Tensor):

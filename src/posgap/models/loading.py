@@ -478,7 +478,7 @@ def resolve_dtype(name: str) -> torch.dtype:
         return torch.bfloat16 if torch.cuda.is_available() else torch.float32
     if name == "tf32":
         if not torch.cuda.is_available():
-            raise BadOption("dtype: tf32 is the arithmetic of a GPU, and there is none here; give float32")
+            raise BadOption("dtype: tf32 is the arithmetic of a GPU, and this machine has none; give float32")
         return torch.float32
     return getattr(torch, name)
 

@@ -25,7 +25,7 @@ def warn_of_device(model: str, swept_on: str) -> None:
     here = device_class() if swept_on else ""
     if swept_on != here:
         log.warning(
-            "%s was swept on %s and answers on %s here: near-ties may differ; sweep it here before it serves",
+            "%s was swept on %s and answers on %s here: near-ties may differ; sweep the model here before you serve it",
             *(model, swept_on, here),
         )
 

@@ -107,7 +107,7 @@ class DistillConfig(*TRAINING_METHODS.bases(), _Training, FramingParameters, _Di
     @model_validator(mode="after")
     def _best_of_what_is_measured(self) -> Self:
         if self.keep == "best" and not (self.eval and self.save_steps):
-            raise ValueError("`keep`: the best model is found by `eval` and kept as a checkpoint (`save_steps`)")
+            raise ValueError("`keep`: needs `eval`, which finds the best model, and `save_steps`, which keeps it")
         return self
 
     def wording(self) -> Wording:

@@ -93,7 +93,9 @@ class BackendConfig(GenerationConfig):
     @model_validator(mode="after")
     def _asks_where_it_is_told(self) -> Self:
         if getattr(self, "base_url", "") and BACKENDS[self.backend].local:
-            raise ValueError(f"`base_url`: is an endpoint's, which backend {self.backend} does not ask; leave one out")
+            raise ValueError(
+                f"`base_url`: is for an endpoint, which backend {self.backend} does not use; leave one out"
+            )
         return self
 
     def why_in_memory(self) -> str:

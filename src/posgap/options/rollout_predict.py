@@ -17,7 +17,7 @@ TokenCounts = Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(split
 
 def _require_word_alone(values: list[Any]) -> list[Any]:
     if len(values) > 1 and any(isinstance(value, str) for value in values):
-        raise ValueError("a word stands for all layers: give it alone, or numbers")
+        raise ValueError("give one word for all layers, or numbers")
     return values
 
 

@@ -103,7 +103,7 @@ class SweepConfig(
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
         if self.samples > 1 and not self.temperature:
-            raise ValueError("greedy responses to a prompt are all the same: give a `temperature` for several samples")
+            raise ValueError("several samples need a `temperature`: greedy responses are all the same")
         if len(set(self.baselines)) < len(self.baselines):
             raise ValueError("name each of the `baselines` once")
         if self.lengths and self.positions:
@@ -116,9 +116,9 @@ class SweepConfig(
                 "in place of `lengths`"
             )
         if self.guards and (self.lengths or self.mitigation):
-            raise ValueError("`guards`: are measured beside a sweep of n_docs documents without a mitigation")
+            raise ValueError("`guards`: cannot be used with `lengths` or a `mitigation`")
         if not BACKENDS[self.backend].local and any(guard.text for guard in self.guards.values()):
-            raise ValueError("`guards`: plain text takes a model on this machine, whose log-probabilities can be read")
+            raise ValueError("`guards`: plain text needs a local model, for its log-probabilities")
         if self.lengths and self.baselines:
             raise ValueError("`baselines` are of n_docs documents: leave them out with `lengths`")
         return self
@@ -206,9 +206,9 @@ class SweepVerbConfig(SweepConfig):
     def _asks_by_requests(self) -> Self:
         backend = BACKENDS[self.backend]
         if (self.requests or self.answers) and (backend.local or not backend.is_model):
-            raise ValueError(f"`requests` and `answers`: are an endpoint's, and backend {backend.name} answers itself")
+            raise ValueError(f"`requests` and `answers`: are only for an endpoint, but backend {backend.name} is local")
         if (self.requests or self.answers) and self.guards:
-            raise ValueError("`guards`: are asked beside a sweep, and not by `requests` and `answers`")
+            raise ValueError("`guards`: cannot be used with `requests` and `answers`")
         return self
 
     def with_examples(self, file: Location, **chosen: object) -> SweepConfig:

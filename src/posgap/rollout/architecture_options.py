@@ -79,9 +79,9 @@ def _encoding(description: Description, measured: Measurement | None, n_layers: 
         kind = measured.encoding["kind"]
         facts = measured.encoding
     if kind != "rope" and description.rope_factors:
-        raise BadOption("rope_factors: they divide RoPE's positions: give `encoding` rope, or leave them out")
+        raise BadOption("rope_factors: need `encoding` rope; give that, or leave them out")
     if kind != "rope" and "rope_theta" in description.given:
-        raise BadOption("rope_theta: is the base of RoPE: give `encoding` rope, or leave it out")
+        raise BadOption("rope_theta: needs `encoding` rope; give that, or leave it out")
     if description.encoding != "decay" and "slope" in description.given:
         raise BadOption("slope: only `encoding` decay has one: give that, or leave slope out")
     if kind == "rope":

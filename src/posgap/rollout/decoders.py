@@ -174,8 +174,8 @@ class Decoder:
         off = float((states - usual).double().norm() / usual.double().norm())
         if not off < _OTHERWISE:
             raise BadModel(
-                f"{type(self.model).__name__}: attention that returns its matrices leads elsewhere than the model's "
-                f"own (by {100 * off:.0f} % of its last states), so that they would not be of the model that answers"
+                f"{type(self.model).__name__}: attention that returns its matrices changes the model's output (by "
+                f"{100 * off:.0f} % of its last states), so its matrices would not be the model's"
             )
 
     @torch.no_grad()
@@ -231,8 +231,8 @@ class Decoder:
         whole_layer = self._call_layer(layer, call, 1.0, alone=False).written
         if whole_layer is None or not torch.allclose(one.written, whole_layer, rtol=_ROUNDING, atol=1e-3):
             raise BadModel(
-                f"{where}: what its attention reads is made in the layer by more than a normalisation; rollout measure "
-                "cannot tell the two apart"
+                f"{where}: its layer changes the attention's input by more than a normalisation; rollout measure "
+                "cannot read such a layer"
             )
         self.adding[layer] = _Adding(one.writers[-1], None)
         none = self._call_layer(layer, call, 0.0)
@@ -254,8 +254,8 @@ class Decoder:
                 return _Adding(one.writers[-1], reader)
             break
         raise BadModel(
-            f"{where}: what its attention makes is not added to the stream, so that it has no residual strength; "
-            "rollout measure reads decoders with residual connections"
+            f"{where}: its attention's output is not added to the residual stream; rollout measure reads only "
+            "decoders with residual connections"
         )
 
     def _call_layer(self, layer: int, call: Call, times: float, take: Take | None = None, alone: bool = True) -> _Seen:
@@ -275,8 +275,7 @@ class Decoder:
         hooks.seen.returned = output[0] if isinstance(output, tuple | list) else output
         if blocks and blocks.queries != shape[-2]:
             raise BadModel(
-                f"{type(attention).__name__}: returns no attention matrices, so there is nothing to "
-                "measure; its model cannot be read by rollout measure"
+                f"{type(attention).__name__}: returns no attention matrices, so rollout measure cannot read this model"
             )
         return hooks.seen
 
@@ -437,8 +436,8 @@ def _by_blocks(
     eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if eager is None:
         raise BadModel(
-            f"{type(module).__name__}: has no attention that returns its matrices; its model cannot be read by "
-            "rollout measure"
+            f"{type(module).__name__}: has no attention that returns its matrices, so rollout measure cannot "
+            "read this model"
         )
     batch, heads, n = query.shape[:3]
     m = key.shape[2]

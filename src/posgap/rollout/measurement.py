@@ -338,7 +338,7 @@ def _projection(decoder: Decoder, layer: int, call: Call) -> nn.Module:
     projection = decoder.projection(layer, call) if decoder.replaceable else None
     if projection is None:
         raise _Unreadable(
-            f"{type(decoder.model).__name__}: its attention cannot be replaced, so that its values cannot be read"
+            f"{type(decoder.model).__name__}: its attention cannot be replaced, so its values cannot be read"
         )
     return projection
 
@@ -350,6 +350,6 @@ def _require_plain_attention(where: str, attended: LayerReading, carried: _Layer
     off = torch.inf if made is None or attended.heads is None else float((attended.heads.float() - made).norm())
     if made is None or not off <= ROUNDING * float(made.norm()):
         raise _Unreadable(
-            f"{where}: its attention writes something else than its weights and values make (it has a gate, or a "
-            "normalisation within)"
+            f"{where}: its attention's output is not its weights times its values (it has a gate or an inner "
+            "normalisation)"
         )

@@ -115,7 +115,7 @@ class FactorSearch:
     def generator(self) -> LayerGenerator:
         """The generator of answers: the model that forces others, or, if none are forced, the chosen backend."""
         if self.forces:
-            log.info("right answers are forced upon a model of transformers, several candidates in a batch")
+            log.info("teacher forcing, several candidates in a batch")
         opening = None if self.forces else self._chosen.open
         if opening is None:
             return TransformersGenerator(self.model, self.builder.tokenizer, self.settings.batch_tokens, pack=True)
@@ -155,7 +155,7 @@ class FactorSearch:
             found.forced = self._compare_with_generation(list(found.finalists))
             # In 16 bits ties alone can make the two differ: then `choose_as_generated` follows, and no new search.
             if found.forced.unlike and not self.loses_ties:
-                log.info("that is more than %g %%: the search begins again, by generation", 100 * MAX_UNLIKE)
+                log.info("that is more than %g %%: the search starts again, by generation", 100 * MAX_UNLIKE)
                 first = found
                 self.forces = False
                 found = self._search(folder / STATES[1], identity, on_generation, is_over)
@@ -178,7 +178,7 @@ class FactorSearch:
             unscaled_accuracy=unscaled.tolist(),
         )
         log.info(
-            "as generated, which in 16 bits ties do not lower: fitness %.2f, unscaled %.2f",
+            "by generation, which 16-bit ties do not lower: fitness %.2f, unscaled %.2f",
             reached[first], self.fitness(unscaled),
         )  # fmt: skip
 
@@ -200,7 +200,8 @@ class FactorSearch:
         )
         if self.forces and said.hindrance:
             log.info(
-                "the model %s: its responses are generated, since teacher forcing misses such answers", said.hindrance
+                "the model %s; the search generates its responses, because teacher forcing would miss such answers",
+                said.hindrance,
             )
             self.forces = False
             if self._chosen.open:

@@ -126,7 +126,7 @@ def _scale_inner(inner: Any, factors: Sequence[float]) -> None:
         if len(factors) != scaling.n_layers:
             raise BadModel(f"{CONFIG_KEY} has {len(factors)} factors, and the model has {scaling.n_layers} layers")
         if scaling.length_dependent:
-            raise BadModel("its RoPE follows the longest prompt of a batch, and vLLM batches prompts of all lengths")
+            raise BadModel("its RoPE depends on the longest prompt of a batch, but vLLM batches prompts of all lengths")
         scaling.set(factors)
     except PosgapError as error:
         raise ValueError(f"posgap: vLLM cannot serve this model with {CONFIG_KEY}: {error}") from None

@@ -31,7 +31,7 @@ def require_place(config: Writing) -> None:
     """
     out = config.out
     if any(unicodedata.category(character) in _UNPRINTABLE for character in str(out)):
-        raise BadOutput(f"{str(out)!a}: cannot be the output: its name holds characters that cannot be printed")
+        raise BadOutput(f"{str(out)!a}: cannot be the output: its name has characters that cannot be printed")
     reason = _in_s3(out, config) if is_uri(out) else _bad_name(out) or _on_this_disk(out, config)
     if reason:
         raise BadOutput(f"{out}: cannot be the output: {reason}")

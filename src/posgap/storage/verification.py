@@ -30,7 +30,7 @@ class Verification:
         folder."""
         manifest = read_record(folder.local_file(MANIFEST))
         if not file_records(manifest):
-            raise NotFound(f"{folder.location}: no {MANIFEST} here lists its files; name a folder that a stage wrote")
+            raise NotFound(f"{folder.location}: has no {MANIFEST}; name a folder that a stage wrote")
         self._verify_manifest(folder, manifest)
 
     def _verify_manifest(self, output: Source, manifest: Mapping[str, Any]) -> None:

@@ -83,7 +83,7 @@ def require_different(examples: Sequence[AnyExample]) -> None:
     for content, example in zip(content_keys(examples), examples):
         if content in ids:
             raise PosgapError(
-                f"examples {ids[content]} and {example.id} are one example, by question, answers and gold documents; "
+                f"examples {ids[content]} and {example.id} have the same question, answers and gold documents; "
                 "leave one out"
             )
         ids[content] = example.id

@@ -52,7 +52,7 @@ def _chat_template(value: Any) -> Any:
         return value
     text = _of_file(value)
     if "{" not in text:
-        raise ValueError("is a file that holds no template: nothing in it stands in braces")
+        raise ValueError("is not a template: it has nothing in braces")
     return text
 
 

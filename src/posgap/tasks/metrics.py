@@ -218,8 +218,8 @@ def matches_pattern(response: str, answers: Sequence[str]) -> bool:
             raise PosgapError(f"answer {shorten(repr(answer))} is not a regular expression: {error}") from None
         except TimeoutError:
             raise PosgapError(
-                f"answer {shorten(repr(answer))}: takes more than {PATTERN_SECONDS:g} s to look for; write it without "
-                "repetitions within repetitions"
+                f"answer {shorten(repr(answer))}: takes more than {PATTERN_SECONDS:g} s to match; write it "
+                "without nested repetitions"
             ) from None
     return False
 

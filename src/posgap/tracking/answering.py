@@ -132,7 +132,7 @@ def _require_asked(sweep: Sweep, prompts: PromptSettings) -> None:
         made = getattr(prompts, name)
         if said != made:
             raise PosgapError(
-                f"its sweep says that it asked with the {name} {shorten(repr(said))}, and its settings make "
+                f"its sweep says it asked with the {name} {shorten(repr(said))}, but its settings make "
                 f"{shorten(repr(made))}; sweep again"
             )
 

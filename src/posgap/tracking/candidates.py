@@ -35,8 +35,9 @@ def _judged_sweep(version: "ModelVersion", place: Path) -> Evidence:
     if sweep:
         return Evidence(sweep)
     raise PosgapError(
-        f"{version.name} version {version.version}: MLflow has not the sweep that it was promoted with, so that it "
-        "cannot be compared with other candidates of its run; promote it again, or delete that version"
+        f"{version.name} version {version.version}: MLflow lacks the sweep that it was promoted with, so "
+        "it cannot be compared with other candidates of its run; promote it again, or delete that "
+        "version"
     )
 
 

@@ -153,7 +153,9 @@ def _complete_what_is_under_way(lease: Lease, model: "RegisteredModel") -> Chang
         and alias_version(model, CHAMPION) in (change.before, change.version)
         and _is_there(lease.name, change.version)
     ):
-        log.warning("%s: an earlier command broke off; making version %s the champion", lease.name, change.version)
+        log.warning(
+            "%s: an earlier command was interrupted; making version %s the champion", lease.name, change.version
+        )
         _complete(lease, change)
         return change
     lease.send_change(lambda client: client.delete_registered_model_tag(lease.name, UNDER_WAY))
@@ -171,7 +173,7 @@ def _complete(lease: Lease, change: Change) -> None:
             lease.read_model()
         lease.await_inflight()
     else:
-        raise PosgapError(f"{lease.name}: MLflow takes the aliases {' and '.join(wrong)}, and does not have them")
+        raise PosgapError(f"{lease.name}: MLflow accepted the aliases {' and '.join(wrong)}, but does not have them")
     lease.send_change(lambda client: client.set_registered_model_tag(lease.name, change.tag, change.tag_value()))
     lease.send_change(lambda client: client.delete_registered_model_tag(lease.name, UNDER_WAY))
 

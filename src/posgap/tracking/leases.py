@@ -119,7 +119,7 @@ class Lease:
         self._raise(f"{FLAG}{1 + max(numbers, default=0):08}{self._own}")
         # The others stop waiting for a process that chooses for too long, so its number may be too low.
         if choosing not in self.read_model().tags:
-            raise LeaseLost(f"{self.name}: MLflow took too long to give a place in the queue; run this again")
+            raise LeaseLost(f"{self.name}: MLflow took too long to queue this command; run this again")
         chosen_with = {flag for flag in self._flags() if not _number(flag)}
         self._remove_flag(choosing)
         while [flag for flag in self._flags() if flag in chosen_with or self._is_before(flag)]:
@@ -137,7 +137,7 @@ class Lease:
                 self._remove_flag(flag)
         except TrackingError as error:
             self._over.set()
-            log.warning("%s: its lease is left to expire, in %.0f s: %s", self.name, self.seconds, error)
+            log.warning("%s: its lease expires in %.0f s: %s", self.name, self.seconds, error)
 
     def abandon(self) -> None:
         """Gives the lease back at once after an error; leaves it to expire if a request may still take effect."""
@@ -151,14 +151,16 @@ class Lease:
             for flag in self._raised:
                 call_mlflow(partial(_take_down, name=self.name, flag=flag), ONCE)
         except TrackingError as error:
-            log.warning("%s: its lease is left to expire, in %.0f s: %s", self.name, self.seconds, error)
+            log.warning("%s: its lease expires in %.0f s: %s", self.name, self.seconds, error)
 
     def _fetch_model(self) -> "RegisteredModel":
         return call_mlflow(lambda client: client.get_registered_model(self.name))
 
     def _require_time(self) -> None:
         if now() > self._holds_until:
-            raise LeaseLost(f"{self.name}: MLflow was not reached for too long to be sure of the lease; run this again")
+            raise LeaseLost(
+                f"{self.name}: MLflow did not answer for so long that the lease may be lost; run this again"
+            )
 
     def _send_request(
         self,
@@ -255,7 +257,7 @@ class Lease:
             holder = next((_holder(value)[0] for value, _ in self._others.values()), "others")
             raise ProcessFailure(f"{self.name}: {holder} has held its lease for {WAIT:.0f} s; run this again later")
         if self._flag and now() > self._holds_until:
-            raise LeaseLost(f"{self.name}: MLflow was not reached for too long to wait for the lease; run this again")
+            raise LeaseLost(f"{self.name}: MLflow did not answer while posgap waited for the lease; run this again")
         time.sleep(max(MIN_PAUSE, self.seconds / 60) * random.uniform(0.5, 1.0))
 
 

@@ -29,7 +29,7 @@ def stages_of(pipeline_run: str) -> list[StageRun]:
     try:
         return steps(pipeline_run) if pipeline_run else []
     except TrackingError as error:
-        log.warning("%s; the report is without the stages", error)
+        log.warning("%s; the report leaves out the stages", error)
         return []
 
 
@@ -115,7 +115,7 @@ def _champion(name: str, pipeline_run: str) -> dict[str, Any] | None:
     try:
         version = registry.champion(name)
     except TrackingError as error:
-        log.warning("%s; the report is without the champion", error)
+        log.warning("%s; the report leaves out the champion", error)
         return None
     if version is None:
         return None

@@ -192,8 +192,8 @@ def _require_not_rolled_back(lease: Lease, version: str) -> None:
     reason = _veto(lease, version)
     if reason:
         raise PosgapError(
-            f"{lease.name} version {_rolled_back_as(lease, version)}: is this model, and was {reason}; promote another "
-            "one, or say with --despite-rollback why it may be the champion again"
+            f"{lease.name} version {_rolled_back_as(lease, version)}: is this model, and was {reason}; "
+            "promote another one, or give a reason by --despite-rollback"
         )
 
 
@@ -245,7 +245,7 @@ def _upload_sweep(client: "MlflowClient", run: str, sweep: Path) -> None:
         listed = client.list_artifacts(run, (Path(PROMOTED_SWEEP) / folder.relative_to(sweep)).as_posix())
         there = {Path(file.path).name: file.file_size for file in listed if not file.is_dir}
         if there != {file.name: file.stat().st_size for file in folder.iterdir() if file.is_file()}:
-            raise ConnectionError("it took the sweep, and does not have it")
+            raise ConnectionError("it accepted the sweep, but does not have it")
 
 
 def _require_stored(name: str, version: str, model_digest: str, try_out: Callable[[Path], None]) -> None:
@@ -322,10 +322,12 @@ def _register_version(lease: Lease, uri: str, tags: Mapping[str, str], run: Run)
     aliased = {str(number) for number in lease.read_model().aliases.values()}
     there = find_versions(lease.name, DIGEST, tags[DIGEST])
     if not there:
-        raise PosgapError(f"{lease.name}: MLflow takes a version of this model, and does not find it; promote it again")
+        raise PosgapError(
+            f"{lease.name}: MLflow accepted a version of this model, but does not find it; promote it again"
+        )
     version, *twins = sorted(there, key=lambda version: str(version.version) not in aliased)
     for twin in twins:
-        log.warning("%s version %s: is version %s once more; deleted", lease.name, twin.version, version.version)
+        log.warning("%s version %s: a copy of version %s; deleted", lease.name, twin.version, version.version)
         lease.send_change(methodcaller("delete_model_version", lease.name, str(twin.version)))
     if str(version.source) == uri:
         linked = {MLFLOW_MODEL_VERSIONS: json.dumps([{"name": lease.name, "version": int(version.version)}])}

@@ -311,8 +311,8 @@ class Run:
         except TrackingError as error:
             if not self._failure:
                 log.warning(
-                    "%s. The output will be whole without it: run the command again when the server answers, and its "
-                    "run is logged then",
+                    "%s. The output will be complete without it; to log its run, run the command again when the "
+                    "server answers",
                     error,
                 )
             self._failure = error
@@ -391,7 +391,7 @@ def log_unlogged(out: Path) -> None:
             unlogged.send(STAGE)
         except TrackingError as error:
             if not (isinstance(error, RequestRefused) and error.is_missing):
-                log.warning("%s. The %s run of an earlier command is not logged whole yet", error, record.name)
+                log.warning("%s. The %s run of an earlier command is not fully logged yet", error, record.name)
                 return
             log.warning("%s. What an earlier command could not log in this run is left out", error)
         else:

@@ -194,7 +194,7 @@ def upload_file(client: "MlflowClient", run_id: str, path: Path, folder: str = "
     if not client.tracking_uri.startswith("http"):
         return
     if path.name not in {Path(file.path).name for file in client.list_artifacts(run_id, folder or None)}:
-        raise ConnectionError(f"it took {path.name}, and does not have it")
+        raise ConnectionError(f"it accepted {path.name}, but does not have it")
 
 
 @contextmanager

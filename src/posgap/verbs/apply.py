@@ -120,11 +120,9 @@ def _require_alike(model: PreTrainedModel, written: PreTrainedModel) -> None:
     ids = torch.arange(3, 19)[None] % model.config.get_text_config().vocab_size
     said, again = (each(input_ids=ids, use_cache=False).logits.double() for each in (model, written))
     off = float((again - said).norm() / said.norm())
-    log.info("logits with the mitigation in force and of the folder that is written differ by %.1e of them", off)
+    log.info("logits with the mitigation in memory and from the written folder differ by a share of %.1e", off)
     if not off < MAX_APART:
-        raise PosgapError(
-            f"{model.name_or_path}: its files do not keep what the mitigation changes, so that it cannot be applied"
-        )
+        raise PosgapError(f"{model.name_or_path}: its files cannot store what the mitigation changes")
 
 
 def _best(found: list[MitigationOutcome], name: str, where: str, certain: bool) -> MitigationOutcome:

@@ -24,7 +24,7 @@ def write_requests(config: SweepVerbConfig) -> None:
         raise PosgapError(f"--requests {config.requests}: write them to this machine")
     folder = Path(str(config.requests))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise PosgapError(f"--requests {folder}: is there already, and is not replaced; name a new folder")
+        raise PosgapError(f"--requests {folder}: already exists; name a new folder")
     asked = config.with_examples(_examples(config))
     asked = on_this_machine(asked, sources(asked))
     builder = asked.builder()

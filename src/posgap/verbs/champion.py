@@ -69,7 +69,7 @@ def champion(config: ChampionConfig, out: Path, run: Run) -> None:
     version = registry.get_version(config.name, config.version) if config.version else registry.to_beat(config.name)
     if version is None:
         write_json(out / CHAMPION_FILE, SweptVersion(name=config.name, version=None).model_dump())
-        log.info("%s has no champion: nothing is swept", config.name)
+        log.info("%s has no champion, so there is nothing to sweep", config.name)
         run.artifact(out)
         return
     if config.like:
@@ -105,7 +105,7 @@ def sweep_like(version: "ModelVersion", like: Location, examples: Location | Non
     parts = _sweep_with_guards(version, like, examples)
     best = anchor_of(version)
     if best is not None:
-        log.info("the best champion so far is version %s: it is compared with, too", best.version)
+        log.info("the best champion so far is version %s: the candidate is also compared with it", best.version)
         for name, folder in _sweep_with_guards(best, like, examples).items():
             parts[f"{ANCHOR}/{name}"] = folder
     if len(parts) == 1:
@@ -170,12 +170,12 @@ def _score_texts_like(version: "ModelVersion", like: Path, kept: Path | None, pl
 def _sweep_one_like(version: "ModelVersion", like: Path, examples: Location | None, promoted: Path | None) -> Location:
     asked = read_sweep(like)
     if promoted and not list_differences(read_sweep(promoted), asked):
-        log.info("the champion's sweep is at hand: it was promoted with one that asked the same")
+        log.info("using the sweep with which the champion was promoted: it asked the same")
         return promoted
     if examples is None:
         raise PosgapError(
-            f"{version.name} version {version.version}: was not swept on the candidate's examples, and {like} does not "
-            "name their file; give it with --examples"
+            f"{version.name} version {version.version}: was not swept on the candidate's examples, and {like} "
+            "does not name their file; give it by --examples"
         )
     return _sweep_version(version, asked, examples, asked.examples_digest)
 
@@ -207,7 +207,7 @@ def _promoted_with(version: "ModelVersion") -> Path | None:
             if there:
                 return there
             delete_path(kept)
-    log.warning("%s version %s: MLflow has not the sweep that it was promoted with", version.name, version.version)
+    log.warning("%s version %s: MLflow lacks the sweep that it was promoted with", version.name, version.version)
     return None
 
 

@@ -58,8 +58,8 @@ def choose_first_look(config: SweepVerbConfig) -> tuple[SweepConfig, Generator |
     if not examples:
         if not config.force and (Path(config.out) / MANIFEST).exists():
             raise PosgapError(
-                f"{config.out}: has a finished sweep, of other examples than a first look takes with these settings; "
-                "--force replaces it, another --out keeps it"
+                f"{config.out}: has a finished sweep of other examples than a first look would take; --force "
+                "replaces it, another --out keeps it"
             )
         examples, generator = _choose_examples(config)
         write_examples(file, examples)
@@ -112,7 +112,7 @@ class Size(NamedTuple):
 def _choose_examples(config: SweepVerbConfig) -> tuple[list[AnyExample], Generator | None]:
     """Makes examples of the largest size that leaves time for enough of them. Returns the generator that was timed too,
     if it is of a model on this machine, which is not to be loaded again."""
-    log.info("a first look at %s, with made examples: some prompts are timed", with_uris(config.model))
+    log.info("first look at %s with made examples: timing some prompts", with_uris(config.model))
     ends = time.monotonic() + SECONDS
     builder, generator = _open(config)
     size = _choose_size(config, builder, generator, ends)
@@ -120,7 +120,7 @@ def _choose_examples(config: SweepVerbConfig) -> tuple[list[AnyExample], Generat
     count = min(size.examples, max(MIN_EXAMPLES, int((ends - time.monotonic()) / each)))
     prompts = count * (len(_choose_positions(config, size.n_docs, count)) or size.prompts)
     log.info(
-        "taken: %d examples of %d documents, in %d prompts that take about %.0f s",
+        "using %d examples of %d documents: %d prompts, about %.0f s",
         count, size.n_docs, prompts, prompts * size.seconds,
     )  # fmt: skip
     return _make(config, count, size.n_docs), generator if BACKENDS[config.backend].local else None

@@ -118,7 +118,7 @@ def _finish(output: Folder, out: Location, identity: str) -> bool:
     elif not is_uri(out) or stale_reason(output.out, identity):
         return False
     log_unlogged(output.out)
-    log.info("%s: was made before, and is now in its place", out)
+    log.info("%s: an earlier run had finished it; moved into place", out)
     require_ours(out, output.stage)
     publish(output.out, out)
     return True

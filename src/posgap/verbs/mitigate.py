@@ -215,9 +215,7 @@ def _say(result: MitigateResult, config: MitigateConfig) -> None:
     n_questions = sum(result.examples.values())
     if result.seconds < seconds_of(config.budget) / 2:
         used = f"{result.seconds:.0f} s of {config.budget}"
-        log.info(
-            "all %d questions were asked, in %s: more questions would tell more, more time would not", n_questions, used
-        )
+        log.info("all %d questions were asked, in %s; only more questions would tell more", n_questions, used)
     log.log(RESULT, "%s", result.headline)
     for sentence in result.retrieved.sentences(held_out) if result.retrieved else []:
         log.log(RESULT, "%s", sentence)

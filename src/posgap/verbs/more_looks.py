@@ -54,7 +54,7 @@ def _sweep_more(before: Location, examples: Location, number: int, out: Location
     folder = Path(fetch_location(before))
     swept = read_sweep(folder)
     if source(swept.model).digest() != swept.model_digest:
-        raise PosgapError(f"{swept.model}: another model is there by now than {before} is of; sweep that again")
+        raise PosgapError(f"{swept.model}: another model is there now than when {before} was swept; sweep it again")
     given: dict[str, Any] = {"model": swept.model, "examples": examples, "limit": number, "label": swept.label}
     given |= {"out": out, "guards": measured_guards(folder)}
     try:

@@ -60,7 +60,7 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
     if not best:
         room = f"{config.gpus} GPUs of {config.gpu_memory:g} GB" if config.gpus else f"{config.gpu_memory:.3g} GB"
         raise NoRoom(
-            f"{config.model}: not one prompt at a time fits into {room}, in any way to train; take "
+            f"{config.model}: not even one prompt fits into {room}, however it is trained; take "
             f"{'more GPUs' if config.gpus else 'more memory'}, or shorter prompts"
         )
     figures = _figures(config, work, model, best, sized(best.way.lora_rank))

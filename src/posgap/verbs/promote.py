@@ -185,12 +185,19 @@ def _require_origin(model: Path, config: PromoteConfig, swept: Sweep) -> None:
     """Raises `PosgapError` unless a model's folder agrees with the sweep on what it learnt and what it was made
     from."""
     if training_examples(model) != training_examples(config.sweep):
+<<<<<<< HEAD
         raise Contradiction(
             f"says otherwise than {config.model} what the model learnt; sweep it again", at=str(config.sweep)
         )
     if ancestors(model) != swept.ancestors:
         raise Contradiction(
             f"says otherwise than {config.model} what the model was made from; sweep it again", at=str(config.sweep)
+=======
+        raise PosgapError(f"{config.sweep}: disagrees with {config.model} about what the model learnt; sweep it again")
+    if ancestors(model) != swept.ancestors:
+        raise PosgapError(
+            f"{config.sweep}: disagrees with {config.model} about what the model was made from; sweep it again"
+>>>>>>> 667f298c ([house] Say in messages what the program does and what you can do)
         )
 
 

@@ -219,9 +219,9 @@ def _write_figures(sweep_run: SweepRun, place: Path, out: Path, run: Run) -> Swe
         run.metrics(sweep_run.outcomes.metrics, step=step)
         write_jsonl(out / PREDICTIONS_FILE, predictions)
         raise Rejection(
-            f"{sweep_run.shortfall}. See {settings.out}.rejected/{PREDICTIONS_FILE}. The answers are kept: the same "
-            "command asks again for what failed alone (for a batch, --requests FOLDER writes that), and with a higher "
-            "--max-unanswered makes do with these"
+            f"{sweep_run.shortfall}. See {settings.out}.rejected/{PREDICTIONS_FILE}. The answers are kept: "
+            "the same command asks only the failed prompts again (for a batch, --requests FOLDER writes "
+            "them); a higher --max-unanswered accepts these answers"
         )
     figures = sweep_run.summarize(label, _read_factors(model) if settings.is_local else None)
     explored = pack_sweep(figures, predictions, sweep_run.examples)

@@ -194,13 +194,13 @@ def advantageous_placements(config: TeacherConfig, n_gold: int) -> list[Placemen
     swept.require_model_alone(config.sweep, "give `advantageous`, or a sweep without one")
     if swept.filled:
         raise PosgapError(
-            f"{config.sweep}: is of prompts filled to a length, whose placements are depths; give `advantageous`, or a "
-            f"sweep of {config.n_docs} documents"
+            f"{config.sweep}: has prompts filled to a length, whose placements are depths; give "
+            f"`advantageous`, or a sweep of {config.n_docs} documents"
         )
     best = Placement(tuple(swept.advantageous), swept.n_docs).among(config.n_docs)
     require_n_gold(best, n_gold)
     if max(swept.accuracy) == 0 and swept.n_docs == config.n_docs and not config.keep_incorrect:
-        raise PosgapError(f"{config.sweep}: has no right answer at any position; there is nothing to distil")
+        raise PosgapError(f"{config.sweep}: has no correct answer at any position, so there is nothing to distil")
     return [best]
 
 

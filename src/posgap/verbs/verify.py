@@ -42,5 +42,5 @@ def verify(config: VerifyConfig) -> None:
         raise Findings(f"{len(verification.faults)} faults in {counted}")
     keep_result(result)
     for place, outcome in verdicts.items():
-        log.log(RESULT, "%s: judged again with an equal verdict: %s", place, outcome)
-    log.log(RESULT, "%s: all as their manifests say", counted)
+        log.log(RESULT, "%s: judged again with the same verdict: %s", place, outcome)
+    log.log(RESULT, "%s: everything matches its manifest", counted)

@@ -76,10 +76,10 @@ def view(config: ViewConfig) -> None:
         return
     page = config.folder / INDEX
     if page.exists() and _MARK.encode() not in read_bytes(page)[:1000]:
-        raise PosgapError(f"{page}: is there, and no page of `posgap view`; move it, or view a folder above")
+        raise PosgapError(f"{page}: exists and is not a page of `posgap view`; move it, or view a folder above")
     found = list(rows(config.folder))
     if not found:
-        raise PosgapError(f"{config.folder}: no sweep, check, verdict or mitigation is in it, or below it")
+        raise PosgapError(f"{config.folder}: has no sweep, check, verdict or mitigation in it or below it")
     title = f"Results in {config.folder.resolve().name}: {len(found)}"
     shown = [row.sweep for row in found if row.sweep]
     groups = group_by_question(found)

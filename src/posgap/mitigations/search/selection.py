@@ -38,7 +38,7 @@ def choose_settings(mitigations: Sequence[Mitigation], comparison: Comparison) -
         found.append(_choose(mitigation, comparison, base, until, is_first=not any(each.tried for each in found)))
     if not any(each.tried for each in found):
         reasons = "; ".join(f"{each.name}: {each.reason}" for each in found)
-        raise PosgapError(f"{comparison.model.settings.model}: can have none of the mitigations: {reasons}")
+        raise PosgapError(f"{comparison.model.settings.model}: no mitigation applies: {reasons}")
     return found
 
 

@@ -34,7 +34,7 @@ def split(examples: Sequence[AnyExample]) -> Splits:
     chosen, measured = map(len, halves)
     if min(chosen, measured) < MIN_EXAMPLES:
         raise PosgapError(
-            f"{len(by_content)} different examples: {chosen} to choose settings by and {measured} to measure on, and "
-            f"those that hang together stay together; each half needs {MIN_EXAMPLES} or more: give more examples"
+            f"{len(by_content)} different examples: {chosen} to choose settings by and {measured} to measure "
+            f"on, and related ones stay together; each half needs {MIN_EXAMPLES} or more: give more examples"
         )
     return halves
