@@ -467,7 +467,7 @@ MEASURED = {**ROWS, **MORE}
 # What keeps value norms from a family, in short.
 REFUSED = {
     "its values cannot be read": "no: its attention cannot be replaced",
-    "a gate, or a normalisation within": "no: a gate or a normalisation behind the heads",
+    "a gate or an inner normalisation": "no: a gate or a normalisation behind the heads",
 }
 
 # What the attention adds (second), and to what (first), from a layer's input x and its attention's output a: as the

@@ -143,7 +143,7 @@ def test_an_unreachable_tracking_server_is_one_clear_line_and_results_stay(
     code, shown = run(capsys, *sweep(tmp_path, examples, model_folder, "--n-docs", 4, "--max-new-tokens", 2))
     assert code == 0
     (line,) = [line for line in shown.splitlines() if "127.0.0.1:9" in line]
-    assert "cannot be reached" in line and "The output will be whole without it" in line
+    assert "cannot be reached" in line and "The output will be complete without it" in line
     assert read_json(tmp_path / "out" / "sweep.json")["n_examples"] == 3
 
 

@@ -165,7 +165,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_last_good_one(damage, check
     DAMAGE[damage](checkpoints.folder / "step-10")
     training = Training(checkpoints)
     assert training.load() == HISTORY[:1] and torch.equal(training.go_on(0), at_nine)
-    assert (f"step-10: {PARAMETERS} is damaged; this checkpoint is passed over" in caplog.text) == (damage == "one bit")
+    assert (f"step-10: {PARAMETERS} is damaged; this checkpoint is skipped" in caplog.text) == (damage == "one bit")
     DAMAGE[damage](checkpoints.folder / "step-9")
     assert Training(checkpoints).load() == []
 

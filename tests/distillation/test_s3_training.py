@@ -67,7 +67,7 @@ def test_on_another_machine_training_goes_on_and_ends_the_same(config, tmp_path,
     elsewhere(tmp_path, monkeypatch)
     with caplog.at_level(logging.INFO, logger="posgap"):
         distill(config)
-    assert "going on from the checkpoint of step 2" in caplog.text
+    assert "resuming from the checkpoint of step 2" in caplog.text
     assert history(config.out) == history(whole)
     assert torch.equal(parameters(config.out), parameters(whole))
     assert {name.partition("-")[0] for name in keep_work(config)} == {"states"}  # checkpoints are removed
@@ -150,7 +150,7 @@ def test_two_nodes_without_a_shared_disk_go_on_from_s3(config, bucket, tmp_path,
     }  # fmt: skip
     elsewhere(tmp_path, monkeypatch)
     said = finish(start(broken))
-    assert f"going on from the checkpoint of step {newest.removeprefix('step-')} in {broken.work}" in said
+    assert f"resuming from the checkpoint of step {newest.removeprefix('step-')} in {broken.work}" in said
     whole, broken = fetch_location(whole.out), fetch_location(broken.out)
     assert len(history(whole)) == 80
     assert history(broken) == history(whole) and torch.equal(parameters(broken), parameters(whole))

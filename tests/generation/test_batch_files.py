@@ -237,7 +237,7 @@ def test_unknown_and_double_ids_are_refused(run):
     assert "is not an answer of OpenAI" in run("--answers", "no.jsonl")[1]
     rows[3]["response"]["body"]["model"] = "m-2"
     write("back.jsonl", rows)
-    assert "the answers are of several models (m-1, m-2)" in run("--answers", "back.jsonl")[1]
+    assert "the answers come from several models (m-1, m-2)" in run("--answers", "back.jsonl")[1]
     assert run("--answers", "back.jsonl", "--identity", "any")[0] == 0
     assert read_sweep(Path("out")).served.models == ("m-1", "m-2")
 
@@ -245,11 +245,11 @@ def test_unknown_and_double_ids_are_refused(run):
 def test_what_cannot_be_a_batch_is_refused(run, tmp_path):
     Path("full").mkdir()
     Path("full", "a").touch()
-    assert "is there already" in run("--requests", "full")[1]
-    assert "answers itself" in run("--requests", "new", "--backend", "transformers")[1]
+    assert "already exists" in run("--requests", "full")[1]
+    assert "backend transformers" in run("--requests", "new", "--backend", "transformers")[1]
     assert "no such file" in run("--answers", "nothing.jsonl")[1]
-    assert "give one of them" in run("--answers", "full/a", "--requests", "new")[1]
-    assert "python answers itself" in run("--model", "python:os:getcwd", "--requests", "new")[1]
+    assert "give only one" in run("--answers", "full/a", "--requests", "new")[1]
+    assert "backend python" in run("--model", "python:os:getcwd", "--requests", "new")[1]
 
 
 def test_a_mitigation_s_prompts_and_equal_prompts_are_asked_once(run):

@@ -63,7 +63,7 @@ def test_timeouts_lower_the_number_of_requests_until_all_are_answered(caplog):
             text.upper() for text in texts
         ]
     assert generator.pace.refusals and generator.window.room <= 8
-    assert caplog.text.count("take a longer --timeout") == 1
+    assert caplog.text.count("raise --timeout") == 1
 
 
 def test_connections_are_reused():

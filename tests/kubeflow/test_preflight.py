@@ -160,9 +160,7 @@ def test_the_verb_ends_with_code_2_and_one_line(form, tmp_path, capsys):
     assert stopped.value.code == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("posgap: error: 2 things to correct before the run can start: (1) settings: k: ")
-    assert line.endswith(
-        f"(2) {form.data_train}: is data_train, too; evaluate a model on examples it was not trained on"
-    )
+    assert line.endswith(f"(2) {form.data_train}: is also data_train; evaluate on other examples")
 
 
 def test_what_was_found_before_is_not_taken_for_now(form, tmp_path):
@@ -289,7 +287,7 @@ def test_methods_and_parts():
         ("lpes then yarn", "methods: 'lpes' trains nothing; before then name a method of training, like r1 then lpes"),
         ("mitigate then yarn", "methods: 'mitigate' trains nothing; before then name a method of training"),
         ("r1 then sft", "methods: sft trains; after then name mitigations, or mitigate"),
-        ("r1 then lpes then yarn", "says then twice; mitigations can be put on top of a trained model once"),
+        ("r1 then lpes then yarn", "has `then` twice; write it once"),
         ("r1 then lpes+lpes", "methods: 'lpes+lpes' names a method twice"),
         ("r1 then mitigate+yarn", "methods: mitigate tries yarn too; name one of them"),
         ("r1 then", "methods: unknown method 'r1 then': choose from"),

@@ -103,10 +103,8 @@ def test_beyond_the_bound_there_are_no_figures_and_nothing_is_paid_for_twice(tmp
         message = str(rejected.value)
         assert "no figures: 4 of 500 prompts were not answered (refused 3, empty 1), at most 4.0 % at a plac" in message
         assert "(3), and 2 % is allowed; most often: finish_reason content_filter (3 times). See " in message
-        (early,) = [
-            record.getMessage() for record in caplog.records if "there will be no figures" in record.getMessage()
-        ]
-        assert "more than the 2 % of prompts" in early and "with the gold at 3" in early
+        (early,) = [record.getMessage() for record in caplog.records if "will give no figures" in record.getMessage()]
+        assert "more than the 2 % of prompts" in early and "with the gold document at 3" in early
         (run,) = mlflow.search_runs(experiment_names=["posgap"], output_format="list")
         assert run.data.metrics["unanswered_worst"] == 4 and "gap" not in run.data.metrics
         assert not (tmp_path / "out").exists()

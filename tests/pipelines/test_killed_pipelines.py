@@ -98,7 +98,7 @@ def test_a_killed_pipeline_goes_on_where_it_was(tmp_path, model_folder, empty_st
     assert set().union(*by_stage.values()) <= {"FINISHED", "KILLED"} and by_stage["sweep"] == ["FINISHED"]
 
     # Each goes on from the newest checkpoint, which a step may have added that died a moment after its run.
-    gone_on = [int(step) for step in re.findall(r"going on from the checkpoint of step (\d+)", shown(tmp_path))]
+    gone_on = [int(step) for step in re.findall(r"resuming from the checkpoint of step (\d+)", shown(tmp_path))]
     assert len(gone_on) == len(CHECKPOINTS) and gone_on == sorted(set(gone_on))
     assert all(left <= step for left, step in zip(kept[1:-1], gone_on)), (kept, gone_on)
     assert not [*tmp_path.rglob(".posgap-*"), *tmp_path.glob("cache/*.under-way")]

@@ -165,7 +165,7 @@ def test_a_refusing_gate_stops_promotion_and_not_the_report(runs):
     # The champion is new, too, and its sweep is at hand.
     gates = f"{DISTILLED}/gate-2", f"{MITIGATED}/gate", f"{DISTILLED}/gate-3"
     assert run.steps == {"preflight", "data-version", "champion", "report", *gates}
-    assert "the champion's sweep is at hand" in run.log
+    assert "using the sweep with which the champion was promoted" in run.log
     verdicts = [read_verdict(run.folder / step / "out") for step in gates]
     assert not any(verdict.passed for verdict in verdicts)
     assert all(verdict.evidence["champion"].files for verdict in verdicts)

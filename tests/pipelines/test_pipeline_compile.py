@@ -264,7 +264,7 @@ def test_a_foreign_file_is_refused_before_anything_is_compiled(capsys, tmp_path,
     monkeypatch.setattr(pipeline_compile, "compiled_text", lambda compiled: pytest.fail("it was compiled"))
     (tmp_path / "notes.yaml").write_text("as it was")
     complaint = fails(capsys, "compile", "--out", tmp_path / "notes.yaml")
-    assert complaint == f"{tmp_path / 'notes.yaml'}: is there, and not what this command writes; --force replaces it"
+    assert complaint == f"{tmp_path / 'notes.yaml'}: was not written by this command; --force replaces it"
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("notes.yaml", "as it was")]
 
 

@@ -112,7 +112,7 @@ def test_a_version_is_uploaded_once_and_runs_and_schedules_name_it(capsys, uploa
         other = copy.deepcopy(ours)
         other.pipeline_spec.pipeline_info.description = "another"
         refused = upload(server, "--version", version["name"], pipeline=other, code=2)
-        assert "is there, and another one; give --version another name" in refused
+        assert "exists with other content; give --version another name" in refused
         upload(server, "--version", "second", pipeline=other)
         newest = [*server.versions.values()][-1]["pipeline_version_id"]
         assert len(server.pipelines) == 1 and len(server.versions) == 2

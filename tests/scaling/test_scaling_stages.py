@@ -141,7 +141,7 @@ def test_candidates_that_forcing_misjudges_are_searched_by_what_they_generate(co
     said = [int(number) for number in re.search(told, caplog.text).groups()]
     assert [forced["right"], forced["generated_right"], forced["differ"]] == said and forced["prompts"] == 72
     assert forced["right"] < forced["generated_right"] and forced["differ"] > MAX_UNLIKE * 72
-    assert "more than 5 %: the search begins again, by generation" in caplog.text
+    assert "more than 5 %: the search starts again, by generation" in caplog.text
     assert passes > generated.pop("forward_passes") and generated.pop("forced") is None and fell_back == generated
 
 

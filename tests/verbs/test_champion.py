@@ -215,7 +215,7 @@ def test_a_kept_sweep_that_is_not_the_promoted_one_is_not_taken(tmp_path, real, 
         client.set_model_version_tag("tiny", version.version, "posgap.evidence", "[1")
     _, candidate = real("candidate", 1)
     verdict = read_verdict(gated(tmp_path, "1", candidate, candidate, name="tiny", **LAX))
-    assert "MLflow has not the sweep that it was promoted with" in caplog.text
+    assert "MLflow lacks the sweep that it was promoted with" in caplog.text
     assert verdict.evidence["champion"].label == "champion"  # swept again
     right = real_champion[1] / "predictions.jsonl"
     assert verdict.evidence["champion"].files["predictions.jsonl"] == digest_path(right)

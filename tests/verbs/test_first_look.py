@@ -51,7 +51,7 @@ def test_a_model_alone_is_enough(folder, endpoint, capsys):
     place = folder / "runs" / f"sweep-127.0.0.1-{endpoint.url.split(':')[2].removesuffix('/v1')}-served"
     swept = read_sweep(place)
     assert swept.positions == [1, 6, 10, 15, 20] and swept.n_examples == 20
-    assert "posgap | taken: 20 examples of 20 documents, in 100 prompts that take about " in err
+    assert "posgap | using 20 examples of 20 documents: 100 prompts, about " in err
     lines = out.splitlines()
     assert [line.split()[0] for line in lines[:5]] == ["1", "6", "10", "15", "20"] and "████" in lines[0]
     assert lines[6].startswith("gap 0.0 points (0.0 to ") and lines[6].endswith(
@@ -128,7 +128,7 @@ def test_prompts_are_as_long_as_twenty_examples_leave_time(
     assert len(examples[0].records) == n_docs and len(examples) == n_examples
     assert asked[2:] == [5, 10, 20][:timed], "the first one warms up, and the second says whether there is time"
     prompts = n_examples * (3 if n_examples == 4 else 5)  # the fewest examples are asked at fewer positions
-    said = f"taken: {n_examples} examples of {n_docs} documents, in {prompts} prompts that take about "
+    said = f"using {n_examples} examples of {n_docs} documents: {prompts} prompts, about "
     assert f"{said}{prompts * seconds * n_docs:.0f} s" in caplog.text
 
 

@@ -206,7 +206,7 @@ class SweepVerbConfig(SweepConfig):
     def _asks_by_requests(self) -> Self:
         backend = BACKENDS[self.backend]
         if (self.requests or self.answers) and (backend.local or not backend.is_model):
-            raise ValueError(f"`requests` and `answers`: are only for an endpoint, but backend {backend.name} is local")
+            raise ValueError(f"`requests` and `answers`: are only for an endpoint, not for backend {backend.name}")
         if (self.requests or self.answers) and self.guards:
             raise ValueError("`guards`: cannot be used with `requests` and `answers`")
         return self
