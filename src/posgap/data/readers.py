@@ -128,7 +128,7 @@ def read_dpr(path: Path) -> Iterator[tuple[int, Example | None]]:
         item = parse_as(_Dpr, row, f"{path}:{number}")
         if item.ctxs is None and item.positive_ctxs is None:
             raise Malformed(
-                "field `ctxs`: missing, and so is `positive_ctxs`; one of them must hold the passages",
+                "the row has neither `ctxs` nor `positive_ctxs`; one must hold the passages",
                 at=f"{path}:{number}",
             )
         gold, others = item.passages()
@@ -169,16 +169,10 @@ def read_own(path: Path) -> Iterator[tuple[int, Example | None]]:
         marks = [document.gold for document in item.documents]
         hops = sorted((place for place, mark in enumerate(marks) if mark), key=lambda place: marks[place])
         if sorted(filter(None, marks)) not in ([1], [1, 2]):
-<<<<<<< HEAD
             raise Malformed(
-                f"field `documents`: mark one with `gold: true`, or two with `gold: 1` and `gold: 2`; {len(hops)} are "
-                "marked",
+                "field `documents`: mark one document with `gold: true`, or two with `gold: 1` and `gold: 2`; "
+                f"{len(hops)} are marked",
                 at=f"{path}:{number}",
-=======
-            raise PosgapError(
-                f"{path}:{number}: field `documents`: mark one document with `gold: true`, or two with `gold: 1` "
-                f"and `gold: 2`; {len(hops)} are marked"
->>>>>>> 667f298c ([house] Say in messages what the program does and what you can do)
             )
         name = item.id or f"own-{number:06d}"
         yield number, _build_example(name, item.question, item.answers, _documents(item.documents), hops)

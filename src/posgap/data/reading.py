@@ -103,7 +103,7 @@ def with_unique_ids(file: Path, examples: Iterable[tuple[int, AnyExample]]) -> I
     for number, example in examples:
         if example.id in lines:
             raise Malformed(
-                f"the id {example.id!r} is that of line {lines[example.id]} too; give each example an id of its own",
+                f"the id {example.id!r} is also used in line {lines[example.id]}; give each example its own id",
                 at=f"{file}:{number}",
             )
         lines[example.id] = number

@@ -102,11 +102,7 @@ def read_gate_inputs(
     allowed = set(allow)
     twice = len(judged.contents) - len(set(judged.contents))
     if twice:
-<<<<<<< HEAD
-        raise PosgapError(f"{twice} examples are there twice, and count once; sweep each once", at=str(candidate))
-=======
-        raise PosgapError(f"{candidate}: {twice} examples are there twice; sweep each once")
->>>>>>> 667f298c ([house] Say in messages what the program does and what you can do)
+        raise PosgapError(f"{twice} examples are there twice; sweep each once", at=str(candidate))
     old, otherwise = align_comparable(_read_evidence(base), judged, allowed) if base else (None, [])
     if old and not _is_made_from(judged.sweep, old.sweep):
         if BASE not in allowed:

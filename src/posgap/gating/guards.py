@@ -279,13 +279,9 @@ def _read_sweeps(
         _require_model_of(main, swept.sweep.model_digest, swept.sweep.model, path)
         learnt = [training_examples(folder) for folder in (path, folder_of(main.path))]
         if swept.sweep.ancestors != main.sweep.ancestors or learnt[0] != learnt[1]:
-<<<<<<< HEAD
             raise Contradiction(
-                f"says otherwise than {main.path} what the model was made of; sweep it again", at=str(path)
+                f"disagrees with {main.path} about what the model was made from; sweep it again", at=str(path)
             )
-=======
-            raise PosgapError(f"{path}: disagrees with {main.path} about what the model was made from; sweep it again")
->>>>>>> 667f298c ([house] Say in messages what the program does and what you can do)
     return replace(judged, share=inputs.share)
 
 

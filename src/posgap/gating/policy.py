@@ -35,15 +35,11 @@ def parsed_policy(data: bytes, where: str) -> Policy:
     """Returns the policy in a YAML text; `PosgapError` begins with `where`."""
     values = parse_yaml(data, where, "a policy", MAX_BYTES)
     if not isinstance(values, dict):
-<<<<<<< HEAD
         raise Malformed("no policy: write lines like `max_gap: 10`; `posgap policy` prints all", at=where)
-=======
-        raise PosgapError(f"{where}: not a policy: write lines like `max_gap: 10`; `posgap policy` prints all")
->>>>>>> 667f298c ([house] Say in messages what the program does and what you can do)
     unknown = [str(name) for name in values if name not in Policy.model_fields]
     if unknown:
         raise Malformed(
-            f"{unknown[0][:60]!r} is no field of a policy; write one of {', '.join(Policy.model_fields)}", at=where
+            f"{unknown[0][:60]!r} is not a field of a policy; write one of {', '.join(Policy.model_fields)}", at=where
         )
     for name, value in values.items():
         _require_plain(Policy, name, value, where)

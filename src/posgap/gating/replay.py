@@ -109,13 +109,9 @@ def require_valid(verdict: Verdict, name: str, policies: Sequence[Policy], folde
     try:
         age = (datetime.now(UTC) - datetime.fromisoformat(verdict.judged_at)).total_seconds() / 86400
     except (ValueError, TypeError):
-<<<<<<< HEAD
         raise Malformed(
             "does not say when it was judged, and the policy asks for that; gate again", at=str(folder)
         ) from None
-=======
-        raise PosgapError(f"{folder}: does not say when it was judged, which the policy requires; gate again") from None
->>>>>>> 667f298c ([house] Say in messages what the program does and what you can do)
     if not 0 <= age <= most:
         when = f"{age:.1f} days ago" if age >= 0 else "in the future"
         raise PosgapError(f"was judged {when}, and {most:g} days are allowed; gate again", at=str(folder))

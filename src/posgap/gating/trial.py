@@ -216,15 +216,9 @@ def _require_promoted_by(recorded: Path, evidence: Evidence, version: str) -> No
     """Raises `PosgapError` unless the predictions are those of the recorded sweep."""
     kept, judged = (digest_path(folder / PREDICTIONS_FILE) for folder in (recorded, evidence.path))
     if kept != judged:
-<<<<<<< HEAD
         raise Contradiction(
-            f"{evidence.path}: not the sweep with which {version} was promoted, which MLflow has; gate again with "
-            "--name and without --champion"
-=======
-        raise PosgapError(
             f"{evidence.path}: not the sweep with which {version} was promoted; gate again with --name and "
             "without --champion"
->>>>>>> 667f298c ([house] Say in messages what the program does and what you can do)
         )
 
 
@@ -241,15 +235,9 @@ def _require_base_of_record(inputs: GateInputs, champion: "ModelVersion | None")
         judged.settings_digest,
     )
     if was_same and judged.model_digest and then.get(PREDICTIONS_FILE) != judged.files[PREDICTIONS_FILE]:
-<<<<<<< HEAD
         raise Contradiction(
-            f"{inputs.base.path}: has other responses of the base than those beside which the champion was judged; "
-            "gate beside the sweep of then, or on other examples"
-=======
-        raise PosgapError(
             f"{inputs.base.path}: has other responses of the base than the champion's verdict; give the sweep "
             "that was used then, or gate on other examples"
->>>>>>> 667f298c ([house] Say in messages what the program does and what you can do)
         )
 
 
@@ -427,13 +415,8 @@ def _require_cut(rows: Sequence[Prediction], completions: Sequence[Completion]) 
     """Raises `PosgapError` if a response was cut at the limit of tokens, and its row hides that."""
     for row, completion in zip(rows, completions, strict=True):
         if completion.text == row["response"] and completion.cut and not row.get("cut"):
-<<<<<<< HEAD
             raise Contradiction(
-                f"the response to {row['id']} is cut at the limit of tokens, and the sweep says that it is not: "
-=======
-            raise PosgapError(
                 f"the response to {row['id']} is cut at the token limit, but its sweep says it is not: "
->>>>>>> 667f298c ([house] Say in messages what the program does and what you can do)
                 f"{shorten(repr(completion.text))}"
             )
 
@@ -455,13 +438,8 @@ def _require_clean(
         if not is_clean and outcome_of(row) == "answered" and not row.get("cut") and not row.get("echo"):
             hidden.append((row, text))
     if len(hidden) > MAX_WORSE * len(rows):
-<<<<<<< HEAD
         raise Contradiction(
-            f"{len(hidden)} of {len(rows)} responses are empty, repeat the prompt or are cut, and its sweep says that "
-=======
-        raise PosgapError(
             f"{len(hidden)} of {len(rows)} responses are empty, cut or repeat the prompt, but its sweep says "
->>>>>>> 667f298c ([house] Say in messages what the program does and what you can do)
             f"they do not: {_tell_difference(*hidden[0])}"
         )
 
@@ -472,13 +450,7 @@ def _require_alike(rows: Sequence[Prediction], responses: Sequence[str], role: s
     same = len(rows) - len(others)
     log.info("%s: %d of %d sampled responses match the sweep", role, same, len(rows))
     if 2 * same < len(rows):
-<<<<<<< HEAD
-        raise Contradiction(
-            f"only {same} of {len(rows)} responses are as its sweep recorded: {_tell_difference(*others[0])}"
-        )
-=======
-        raise PosgapError(f"only {same} of {len(rows)} responses match its sweep: {_tell_difference(*others[0])}")
->>>>>>> 667f298c ([house] Say in messages what the program does and what you can do)
+        raise Contradiction(f"only {same} of {len(rows)} responses match its sweep: {_tell_difference(*others[0])}")
 
 
 def _require_scores(rows: Sequence[Prediction], responses: Sequence[str], scores: Sequence[float]) -> None:

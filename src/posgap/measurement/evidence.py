@@ -29,31 +29,22 @@ def _scores_of(
         sample = row.get("sample", 0)
         of_example = scores.setdefault(row["id"], [None] * (len(column) * samples))
         if where not in column or sample >= samples or of_example[column[where] * samples + sample] is not None:
-            fault = "was predicted twice" if where in column and sample < samples else "is no placement of this sweep"
+            fault = (
+                "was predicted twice" if where in column and sample < samples else "is not a placement of this sweep"
+            )
             raise Malformed(f"{format_positions(where)} {fault}", at=f"{path}: predictions of {row['id']}")
         contents.setdefault(row["id"], row["content"])
         unanswered_of_example = unanswered.setdefault(row["id"], [0] * len(column))
         if row.get("outcome", "answered") != "answered":
             if row["correct"]:
                 place = format_positions(where)
-<<<<<<< HEAD
-                raise Contradiction(
-                    f"{row['outcome']} at {place}, and yet right", at=f"{path}: predictions of {row['id']}"
-                )
-=======
-                raise PosgapError(f"{path}: predictions of {row['id']}: {row['outcome']} at {place}, but right")
->>>>>>> 667f298c ([house] Say in messages what the program does and what you can do)
+                raise Contradiction(f"{row['outcome']} at {place}, but right", at=f"{path}: predictions of {row['id']}")
             unanswered_of_example[column[where]] += 1
         of_example[column[where] * samples + sample] = row["correct"]
     for row in predictions:  # also a baseline's
         if contents.get(row["id"], row["content"]) != row["content"]:
-<<<<<<< HEAD
             raise Contradiction(
-                "of examples of different content; sweep again", at=f"{path}: predictions of {row['id']}"
-=======
-            raise PosgapError(
-                f"{path}: predictions of {row['id']}: of one example with different contents; sweep again"
->>>>>>> 667f298c ([house] Say in messages what the program does and what you can do)
+                "of one example with different contents; sweep again", at=f"{path}: predictions of {row['id']}"
             )
     if any(None in of_example for of_example in scores.values()) or len(scores) != sweep.n_examples:
         raise Malformed("predictions are missing; sweep again with --force", at=str(path))
@@ -86,13 +77,8 @@ class Evidence:
         """Returns a copy with the examples in the reference's order; `PosgapError` if the examples or their groups
         differ."""
         if sorted(self.contents) != sorted(reference.contents) or self.sweep.groups != reference.sweep.groups:
-<<<<<<< HEAD
             raise NotAlike(
-                f"{self.path} and {reference.path}: predictions of other examples, or in other groups; sweep both again"
-=======
-            raise PosgapError(
                 f"{self.path} and {reference.path}: have predictions of different examples or groups; sweep both again"
->>>>>>> 667f298c ([house] Say in messages what the program does and what you can do)
             )
         order = np.empty(len(self.contents), dtype=int)
         order[np.argsort(reference.contents, kind="stable")] = np.argsort(self.contents, kind="stable")

@@ -45,15 +45,9 @@ def swept_examples(
     except (PosgapError, OSError) as error:
         if given:
             raise
-<<<<<<< HEAD
         raise NotFound(
-            f"its examples are not at hand, neither from here nor from a folder above it ({error}); give them with "
-            "--examples",
+            f"its examples are missing ({error}, here or in a folder above it); give them by --examples",
             at=str(folder),
-=======
-        raise PosgapError(
-            f"{folder}: its examples are missing ({error}, here or in a folder above it); give them by --examples"
->>>>>>> 667f298c ([house] Say in messages what the program does and what you can do)
         ) from None
     if not examples:
         raise NotFound("names no examples; give them with --examples", at=str(folder))
@@ -63,8 +57,8 @@ def swept_examples(
     swept = [found[content] for content in evidence.contents if content in found]
     if examples_digest(swept, 0 if sweep.filled else sweep.n_docs, sweep.asked.shuffle) != sweep.examples_digest:
         raise NotAlike(
-            f"not the examples of {folder}, of which {len(swept)} of {sweep.n_examples} are there; give those that "
-            "were swept with --examples",
+            f"not the examples of {folder}: only {len(swept)} of {sweep.n_examples} are here; give the swept "
+            "file by --examples",
             at=str(place),
         )
     return {content: found[content] for content in evidence.contents}
@@ -80,7 +74,7 @@ def require_scores(evidence: Evidence, examples: Mapping[str, AnyExample]) -> No
     path = evidence.path
     sweep = evidence.sweep
     if find_groups(examples.values()) != sweep.groups:
-        raise Contradiction("the examples hang together in other groups than it says; sweep again", at=str(path))
+        raise Contradiction("its groups of examples are not those of the examples; sweep again", at=str(path))
     scored = metric_scorer(sweep)
     repeats = echo_finder(sweep)
     for row in read_predictions(path):
@@ -95,14 +89,8 @@ def require_scores(evidence: Evidence, examples: Mapping[str, AnyExample]) -> No
                 at=where,
             )
         if said and row.get("echo") is False and repeats(row["response"], examples[row["content"]], at):
-<<<<<<< HEAD
             raise Contradiction(
-                "the response repeats the prompt, and the sweep says that it does not; sweep again", at=where
-=======
-            raise PosgapError(
-                f"{path}: {row['id']} at {at.name}: the response repeats the prompt, but the sweep says it does "
-                "not; sweep again"
->>>>>>> 667f298c ([house] Say in messages what the program does and what you can do)
+                "the response repeats the prompt, but the sweep says it does not; sweep again", at=where
             )
 
 

@@ -68,12 +68,4 @@ class LayerSpecificScaling(ModelMitigation):
         return native or {**config_json, CONFIG_KEY: settings.factors}
 
 
-<<<<<<< HEAD
-=======
-def _require_no_head_factors(model: "PreTrainedModel") -> None:
-    if "ms-poe-static" in in_force(model):
-        raise PosgapError(f"{model.name_or_path}: lpes: its heads have factors (ms-poe-static); remove those first")
-
-
->>>>>>> 667f298c ([house] Say in messages what the program does and what you can do)
 LPES = LayerSpecificScaling()

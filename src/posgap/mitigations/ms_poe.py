@@ -60,46 +60,4 @@ class MsPoE(ModelMitigation):
         return [HeadRanking(first_layer=2 if n_layers > 2 else 0)]
 
 
-<<<<<<< HEAD
-=======
-class StaticMsPoE(ModelMitigation):
-    name = "ms-poe-static"
-    help = "one RoPE factor per attention head, by its mean sensitivity over prompts, ranked once"
-    level = "positions"
-    source = _SOURCE
-    cost = "tables of cosines and sines for each head"
-    served_by = ("transformers",)
-    settings = HeadFactors
-    is_listed = False
-
-    def apply_to(self, model: "PreTrainedModel", settings: HeadFactors) -> Undo:
-        from posgap.models.head_scaling import scale_heads
-
-        where = model.name_or_path or "ms-poe"
-        check_factors(settings.factors, model.config.get_text_config().num_hidden_layers, where)
-        if "lpes" in in_force(model):
-            raise PosgapError(f"{where}: ms-poe-static: its layers have factors (lpes); remove those first")
-        undo_heads = scale_heads(model, settings.factors)
-        setattr(model.config, CONFIG_KEY, settings.factors)
-
-        def undo() -> None:
-            undo_heads()
-            delattr(model.config, CONFIG_KEY)
-
-        return undo
-
-    def neutral_settings(self, config: "PretrainedConfig") -> HeadFactors:
-        text = config.get_text_config()
-        return HeadFactors(factors=[[1.0] * text.num_attention_heads] * text.num_hidden_layers)
-
-    def propose_settings(self, proposal: ProposalInput) -> Sequence[HeadFactors]:
-        from posgap.models.head_scaling import ms_poe_factors
-
-        return [HeadFactors(factors=ms_poe_factors(proposal.model, proposal.prompts))]
-
-    def write_config(self, config_json: Mapping[str, Any], settings: HeadFactors) -> dict[str, Any]:
-        return {**config_json, CONFIG_KEY: settings.factors}
-
-
->>>>>>> 667f298c ([house] Say in messages what the program does and what you can do)
 MS_POE = MsPoE()

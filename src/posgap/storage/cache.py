@@ -128,12 +128,8 @@ class Snapshot(Source):
         """The file or folder here, as links into the cache; not to be written to."""
         if self.is_incomplete:
             raise Unreadable(
-<<<<<<< HEAD
-                "incomplete: its upload is under way, or broke off; run what writes it again", at=self.location
-=======
-                f"{self.location}: incomplete: its upload is still running, or was interrupted; run the command "
-                "that writes it again"
->>>>>>> 667f298c ([house] Say in messages what the program does and what you can do)
+                "incomplete: its upload is still running, or was interrupted; run the command that writes it again",
+                at=self.location,
             )
         brought = _bring(self.location, self.objects)
         self._require_named()

@@ -50,11 +50,7 @@ def require_ours(uri: Location, stage: str, record: str = MANIFEST) -> None:
     # Listed before `head`: only a refused list explains what is wrong with the access key.
     there = Snapshot(uri, tuple(list_objects(uri)))
     if head(uri):
-<<<<<<< HEAD
-        raise BadOutput("is an object, and this writes a folder of that name; write elsewhere", at=uri)
-=======
-        raise BadOutput(f"{uri}: is an object, but this command writes a folder; write elsewhere")
->>>>>>> 667f298c ([house] Say in messages what the program does and what you can do)
+        raise BadOutput("is an object, but this command writes a folder; write elsewhere", at=uri)
     # The mark of an unfinished upload names what it may replace.
     manifest = read_record(there.local_file(INCOMPLETE if there.is_incomplete else record))
     names = {stored.name for stored in there.objects}
@@ -96,11 +92,7 @@ def publish_file(path: Path, uri: Location, force: bool) -> None:
     sha256 = files.digest_path(path)
     if not there or stated_sha256(there) != sha256:
         if there and not force:
-<<<<<<< HEAD
             raise BadOutput("is there, and not what this command writes; --force replaces it", at=uri)
-=======
-            raise BadOutput(f"{uri}: was not written by this command; --force replaces it")
->>>>>>> 667f298c ([house] Say in messages what the program does and what you can do)
         upload_path(path, uri)
     move_into_cache(path, sha256)
 

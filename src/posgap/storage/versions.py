@@ -77,11 +77,7 @@ def newest(prefix: str) -> Version:
             same = [other for other in versions if other.order == version.order and other.is_complete()]
             if len(same) > 1:
                 named = " and ".join(sorted(str(other.location) for other in same))
-<<<<<<< HEAD
-                raise BadOption(f"{named} are one version: remove one, or give more of its name", at=prefix)
-=======
-                raise BadOption(f"{prefix}: {named} name one version; remove one, or give more of its name")
->>>>>>> 667f298c ([house] Say in messages what the program does and what you can do)
+                raise BadOption(f"{named} name one version; remove one, or give more of its name", at=prefix)
             return version
     named = "no file or folder there is named by a date or number" if names else "no file or folder begins so"
     reason = f"of {len(versions)} none is complete" if versions else named

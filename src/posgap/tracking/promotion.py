@@ -256,7 +256,7 @@ def _require_stored(name: str, version: str, model_digest: str, try_out: Callabl
         folder = bring_model(uri, Path(place))
         if files.digest_path(folder) != model_digest:
             raise Contradiction(
-                "MLflow gives back other files than it was given; no alias was moved, promote again", at=uri
+                "MLflow returned other files than were uploaded; no alias was moved; promote again", at=uri
             )
         try:
             try_out(folder)

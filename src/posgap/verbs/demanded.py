@@ -22,13 +22,8 @@ def policy_of(config: GateConfig | CheckConfig | PlanGateConfig) -> Policy:
         value = getattr(options, name)
         demanded = getattr(policy, name)
         if value not in (config.default(name), demanded):
-<<<<<<< HEAD
             raise BadOption(
-                f"`{name}` {value}: {config.policy} says {demanded}, which nothing beside it changes; leave that out, "
-=======
-            raise PosgapError(
                 f"`{name}` {value}: {config.policy} says {demanded}, which options cannot change; leave that out, "
->>>>>>> 667f298c ([house] Say in messages what the program does and what you can do)
                 "or change the policy"
             )
     return policy
@@ -43,13 +38,7 @@ def policy_file(config: GateConfig) -> Location | None:
     if own is None:
         return config.policy
     if config.policy is not None:
-<<<<<<< HEAD
         raise BadOption(
-            f"--policy {config.policy}: {config.name} has a policy of its own, {policy_line(own)}, which no other "
-            "replaces; leave --policy out"
-=======
-        raise PosgapError(
             f"--policy {config.policy}: {config.name} has its own policy, {policy_line(own)}; leave --policy out"
->>>>>>> 667f298c ([house] Say in messages what the program does and what you can do)
         )
     return as_file(own)

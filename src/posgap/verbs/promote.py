@@ -120,7 +120,7 @@ def _promote_judged(config: PromoteConfig, original: Path, out: Path, run: Run) 
         require_registrable(stored)
         _require_origin(stored, config, swept)
         if digest_of_tensors(stored) != tags[registry.WEIGHTS]:
-            raise Contradiction("MLflow gives back other weights than it was given; promote again")
+            raise Contradiction("MLflow returned other weights than were uploaded; promote again")
         require_kept_alike(stored, swept)
         require_answers(stored, inputs, policy, examples, config.sweep)
         require_guards(stored, guards, policy)
@@ -162,7 +162,7 @@ def _require_admitted(verdict: Verdict, what: str, run: Run) -> None:
     """Raises what the verdict says, and tags the run so, unless it admits the model."""
     if not verdict.passed:
         run.tags({"posgap.promotion": "refused"})
-        raise verdict.error(f"{what}, and no alias was moved")
+        raise verdict.error(f"{what}, no alias was moved")
 
 
 def _require_lasting(verdict: Verdict, config: PromoteConfig, policies: Sequence[Policy]) -> None:
@@ -185,19 +185,12 @@ def _require_origin(model: Path, config: PromoteConfig, swept: Sweep) -> None:
     """Raises `PosgapError` unless a model's folder agrees with the sweep on what it learnt and what it was made
     from."""
     if training_examples(model) != training_examples(config.sweep):
-<<<<<<< HEAD
         raise Contradiction(
             f"says otherwise than {config.model} what the model learnt; sweep it again", at=str(config.sweep)
         )
     if ancestors(model) != swept.ancestors:
         raise Contradiction(
             f"says otherwise than {config.model} what the model was made from; sweep it again", at=str(config.sweep)
-=======
-        raise PosgapError(f"{config.sweep}: disagrees with {config.model} about what the model learnt; sweep it again")
-    if ancestors(model) != swept.ancestors:
-        raise PosgapError(
-            f"{config.sweep}: disagrees with {config.model} about what the model was made from; sweep it again"
->>>>>>> 667f298c ([house] Say in messages what the program does and what you can do)
         )
 
 
