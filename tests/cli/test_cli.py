@@ -228,7 +228,7 @@ def test_a_rollout_that_is_no_number_is_said_in_a_line(capsys, tmp_path, monkeyp
     scores = "posgap.rollout.architecture_options.rotation_scores"
     monkeypatch.setattr(scores, lambda distances, angles: 1e308 * distances)
     words = ["rollout", "predict", "--sequence-length", 8, "--layers", 1, "--heads", 1, "--out", tmp_path / "out"]
-    assert "the rollout is no number" in fails(capsys, *words, "--encoding", "rope")
+    assert "the rollout overflows" in fails(capsys, *words, "--encoding", "rope")
 
 
 def break_(monkeypatch, error: Exception) -> None:

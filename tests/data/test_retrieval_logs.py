@@ -167,10 +167,10 @@ def test_scores_in_a_column_of_labels_are_no_labels(tmp_path, caplog):
     (example,) = read_examples(tmp_path / "log.csv")
     assert (example.relevance, [p.relevant for p in example.passages]) == ("answer", [False, True, False])
     assert [p.score for p in example.passages] == [0.81, 0.74, 0.6]
-    assert "in 1 question labels are no whole numbers, so they are scores" in caplog.text
+    assert "in 1 question labels are not whole numbers, so they are scores" in caplog.text
     report = ImportReport()
     assert not list(read_log(tmp_path / "log.csv", relevance="label", report=report))
-    assert report.summary_lines() == ["left out 1 all of whose passages are relevant, so that position cannot matter"]
+    assert report.summary_lines() == ["left out 1 whose passages are all relevant, so that position cannot matter"]
 
 
 def test_a_passage_that_comes_twice_is_relevant_if_it_is_once(tmp_path):

@@ -59,7 +59,7 @@ def test_what_was_counted_is_not_said_to_be_certain_of_other_examples(tmp_path):
         and "percent, at the worst position: 100.0, and at most 10 is allowed"
         in explain_verdict(refused, sweeps["candidate"])
     )
-    assert "was counted in this sweep" in more_examples(refused, sweeps["candidate"])
+    assert "were counted in this sweep" in more_examples(refused, sweeps["candidate"])
 
 
 def test_an_admission_says_what_is_certain(tmp_path):

@@ -119,7 +119,7 @@ def test_a_verdict_is_replayed_wherever_its_folder_lies(tmp_path, admitted, caps
         shutil.rmtree(folder)
     assert verified(elsewhere) == 0
     said = capsys.readouterr().err.splitlines()
-    assert f"posgap | {elsewhere}: judged again with an equal verdict: admitted, of candidate, base" in said
+    assert f"posgap | {elsewhere}: judged again with the same verdict: admitted, of candidate, base" in said
     # A verdict that somebody wrote, and a manifest that knows it.
     edited(elsewhere / "gate.json", lambda verdict: verdict["rules"][0].update(value=1.5))
     edited(

@@ -227,7 +227,7 @@ def test_unknown_and_double_ids_are_refused(run):
     rows = [openai(request) for request in asked("asked")]
     write("back.jsonl", rows)
     code, said = run("--answers", "back.jsonl", "--max-new-tokens", 9)
-    assert code == 2 and "is of no request of this sweep (32 of 32 ids are of none)" in said
+    assert code == 2 and "belongs to no request of this sweep (32 of 32 ids do not)" in said
     write("twice.jsonl", rows[:1])
     code, said = run("--answers", "back.jsonl,twice.jsonl")
     assert code == 2 and "twice.jsonl:1: the id posgap-" in said and "is already at back.jsonl:1" in said

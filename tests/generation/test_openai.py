@@ -365,7 +365,9 @@ def test_parameters_that_the_endpoint_does_not_take_are_left_out_after_one_line(
             ]
     assert asking.served.left_out == ("temperature",)
     (record,) = caplog.records
-    assert "does not accept temperature, which is left out from now on: answers are those of" in record.getMessage()
+    assert (
+        "does not accept temperature, which is left out from now on: the endpoint's own sampling" in record.getMessage()
+    )
     assert endpoint.seen.total() <= 16 and endpoint.bodies[-1].keys() == {"model", "messages", "max_tokens", "seed"}
 
 

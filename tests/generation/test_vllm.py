@@ -212,4 +212,4 @@ def test_what_vllm_cannot_scale_it_does_not_serve(vllm_python, tmp_path, tokeniz
     save_model(scale_model(model("olmo2", rope_parameters=dynamic), FACTORS), tokenizer, tmp_path / "scaled")
     command = [vllm_python, "-c", "import sys, vllm; vllm.LLM(sys.argv[1], max_model_len=64)", tmp_path / "scaled"]
     done = subprocess.run(command, env=os.environ | QUIET, capture_output=True, text=True)
-    assert done.returncode and "its RoPE follows the longest prompt of a batch" in done.stderr
+    assert done.returncode and "its RoPE depends on the longest prompt of a batch" in done.stderr

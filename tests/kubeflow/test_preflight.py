@@ -289,7 +289,7 @@ def test_methods_and_parts():
         ("r1 then sft", "methods: sft trains; after then name mitigations, or mitigate"),
         ("r1 then lpes then yarn", "has `then` twice; write it once"),
         ("r1 then lpes+lpes", "methods: 'lpes+lpes' names a method twice"),
-        ("r1 then mitigate+yarn", "methods: mitigate tries yarn too; name one of them"),
+        ("r1 then mitigate+yarn", "methods: mitigate already tries yarn; name only one"),
         ("r1 then", "methods: unknown method 'r1 then': choose from"),
         ("r1 then yran", "methods: unknown method 'yran': choose from"),
         ("r1 then ms-poe", "methods: vllm does not serve ms-poe"),

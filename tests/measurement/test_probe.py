@@ -235,5 +235,5 @@ def test_tokens_are_forced_only_where_answers_come_at_once():
     for begin, right in [(10, 12), (6, 12), (1, 2), (0, 0)]:
         at_once = SpontaneousAnswers(begin, Probe([of(f"{i} a", i < right) for i in range(24)]))
         assert at_once.hindrance == ""
-    assert tried(5, 12).hindrance.startswith("answers 12 of 24 questions rightly, but only 5 of them at once")
+    assert tried(5, 12).hindrance.startswith("answers 12 of 24 questions right, but only 5 of its responses begin")
     assert 'after words like "zz yy' in tried(0, 0).hindrance

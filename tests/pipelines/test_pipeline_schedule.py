@@ -202,7 +202,7 @@ def test_bad_cron_and_parameters_are_refused_before_anything_is_sent(capsys, toy
             (("--cron", "0 3 * *", *GIVEN), "--cron: '0 3 * *' has 4 fields"),
             (("--cron", "0 3 * * 1", "--timezone", "X/Y", *GIVEN), "time zone 'X/Y' is unknown"),
             (("--cron", "0 3 * * 1"), "the pipeline needs data"),
-            (("--cron", "0 3 * * 1", "--action", "pause"), "leave one of them out"),
+            (("--cron", "0 3 * * 1", "--action", "pause"), "leave one out"),
         ):
             words = ("schedule", "weekly", "--host", server.url, "--file", toy_file, *more)
             assert complaint in fails(capsys, *words)

@@ -207,8 +207,8 @@ def test_the_summary_names_the_greatest_bias_and_the_strongest_sink():
     assert experiment_text(summary) == (
         "The greatest bias is in a: the middle item over the first by 20.0 points. The strongest attention "
         "sink beyond uniform attention is token 2 of b (0.25, uniform 0.15). 1 of 2 settings answer clearly above "
-        "chance, which is naming any label of the sequence: the others' gaps and sinks are those of networks that did "
-        "not learn to match items"
+        "chance, which is naming any label of the sequence: the others did not learn to match items, "
+        "so their gaps and sinks mean little"
     )
     assert experiment_text(summary[1:]).endswith(
         "1 of 1 settings answer clearly above chance, which is naming any label of the sequence"

@@ -106,7 +106,7 @@ def test_too_few_examples_are_all_searched_on_and_a_line_says_so(searched, tmp_p
     caplog.set_level(logging.INFO, "posgap")
     few = searched(lambda factors, rng: rng.random(4) < 0.5, EXAMPLES[:12])
     assert len(few.example_contents) == 12 and few.search_gain > 0 and few.gain is few.gain_ci95 is few.holdout is None
-    assert "12 examples are too few: 0.25 of them kept aside must be 8 or more" in caplog.text
+    assert "12 examples are too few: 0.25 of them held out must be 8 or more" in caplog.text
 
     file = tmp_path / "scaling" / "scaling.json"  # as an older posgap wrote it
     new = ("search_gain", "gain", "gain_ci95", "holdout")

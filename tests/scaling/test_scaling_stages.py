@@ -110,7 +110,8 @@ def test_a_model_that_says_more_than_its_answer_is_searched_by_what_it_generates
     wordy = config.model_copy(update={"max_new_tokens": 8, "generations": 1})
     scaling = read_scaling(scale_search(wordy))
     assert re.search(
-        r"answers \d+ of 24 questions rightly, but (none|only \d) of them at once( \(.+\))?: its responses", caplog.text
+        r"answers \d+ of 24 questions right, but (none|only \d) of its responses begin with the answer( \(.+\))?; the search",
+        caplog.text,
     )
     asked = {"model": config.model, "n_docs": 4, "max_new_tokens": 8, "metric": "contains_any"}
     swept = read_sweep(sweep_model(SweepConfig(examples=config.examples, out=config.out.with_name("swept"), **asked)))

@@ -332,7 +332,7 @@ def test_a_file_is_left_where_it_is_the_same_and_kept_where_it_is_another(capsys
     data_make(MakeConfig(kind="kv", out=out, n_examples=2))
     assert out.stat().st_ino == inode
     words = ["data", "make", "kv", "--out", out, "--n-examples", 3]
-    assert f"{out}: is there, and not what this command writes; --force replaces it" in fails(capsys, *words)
+    assert f"{out}: was not written by this command; --force replaces it" in fails(capsys, *words)
     assert out.read_bytes() == made
     assert run(capsys, *words, "--force")[0] == 0 and out.read_bytes().count(b"\n") == 3
     assert [path.name for path in tmp_path.iterdir()] == ["kv.jsonl"]
@@ -590,7 +590,11 @@ def test_verify_names_every_file_that_is_not_as_its_manifest_says(config, tmp_pa
     other = tmp_path / "run" / "other"
     shout(CopyConfig(source=last / "b.json", out=other))
     code, faults, summary = shown(capsys, "verify", config.out, last, other)
-    assert (code, faults) == (0, []) and "12 files" in summary and "of 3 outputs: all as their manifests say" in summary
+    assert (
+        (code, faults) == (0, [])
+        and "12 files" in summary
+        and "of 3 outputs: everything matches its manifest" in summary
+    )
     (config.out / "b.json").write_text('"HELLO"\n')
     (config.out / "deep" / "a.txt").write_text("HELLO!")
     (config.out / "more.txt").touch()
@@ -605,7 +609,7 @@ def test_verify_names_every_file_that_is_not_as_its_manifest_says(config, tmp_pa
         f"run/out/b.json: has other content, of sha256 {sha256}",
         "run/out/deep/a.txt: has 6 bytes, not 5",
         f"{last}/deep/a.txt: is missing",
-        f"{last}: `source` is not what it was made from: {config.out}/deep/a.txt has other content now",
+        f"{last}: `source` was made from other content of {config.out}/deep/a.txt",
     ]
     for place, complaint in ((tmp_path, "no manifest.json here lists its files"), ("none", "no such file or folder")):
         code, faults, summary = shown(capsys, "verify", place)

@@ -240,13 +240,16 @@ def test_verify_reads_manifests_in_s3(shouting, bucket, tmp_path, capsys, monkey
     capsys.readouterr()
     assert run("verify", f"{bucket}/out") == 1
     content, changed = capsys.readouterr().out.splitlines()
-    assert content.startswith(f"{bucket}/out/a.txt: has other content") and "`source` is not what it" in changed
+    assert (
+        content.startswith(f"{bucket}/out/a.txt: has other content")
+        and "`source` was made from other content" in changed
+    )
 
 
 def test_a_file_in_s3_is_replaced_where_it_is_asked_for_only(bucket, capsys):
     words = ["data", "make", "kv", "--n-docs", 8, "--out", f"{bucket}/kv.jsonl.gz", "--n-examples"]
     assert run(*words, 5) == 0 and run(*words, 5) == 0 and run(*words, 6) == 2
-    assert f"{bucket}/kv.jsonl.gz: is there, and not what this command writes" in capsys.readouterr().err
+    assert f"{bucket}/kv.jsonl.gz: was not written by this command" in capsys.readouterr().err
     assert run(*words, 6, "--force") == 0
     put(f"{bucket}/folder/x", b"")
     words[6] = f"{bucket}/folder"

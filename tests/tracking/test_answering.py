@@ -59,7 +59,7 @@ def test_what_was_asked_is_held_against_the_settings(swept, model_folder, change
     told = read_json(swept / "sweep.json")
     write_json(swept / "sweep.json", told | {"settings": told["settings"] | change})
     (name,) = change
-    with pytest.raises(PosgapError, match=f"^its sweep says that it asked with the {name} .*, and its settings make "):
+    with pytest.raises(PosgapError, match=f"^its sweep says it asked with the {name} .*, but its settings make "):
         SweptAnswers(read_sweep(swept), model_folder, {})
 
 

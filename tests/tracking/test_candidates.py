@@ -126,6 +126,6 @@ def test_who_has_no_rival_is_the_best_without_a_look_at_any_sweep(run):
 
 def test_a_candidate_whose_sweep_is_gone_cannot_be_compared(run):
     run.without_sweep = {3}
-    with pytest.raises(PosgapError, match="^tiny version 3: MLflow has not the sweep") as gone:
+    with pytest.raises(PosgapError, match="^tiny version 3: MLflow lacks the sweep") as gone:
         best_of_run(TINY, "1", "of today")
     assert str(gone.value).endswith("of its run; promote it again, or delete that version")

@@ -257,7 +257,7 @@ def test_a_folder_that_is_no_model_is_told_before_torch_is_imported(folder):
             assert ended.code == 2 and "torch" not in sys.modules
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0 and "empty: no model to load here: there is no config.json; give" in done.stderr
+    assert done.returncode == 0 and "empty: no model to load here: config.json is missing; give" in done.stderr
 
 
 def test_help_shows_that_the_model_may_come_first(capsys):

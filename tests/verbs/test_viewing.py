@@ -45,7 +45,7 @@ def test_all_results_are_listed_by_what_they_asked_and_lead_to_their_pages(resul
     }  # fmt: skip
     assert (found["check"].outcome, found["check"].sweep.mean) == ("not enough evidence", 100)
     assert found["wrong"].points == "12.5,100.0 37.5,100.0 62.5,100.0 87.5,100.0"
-    assert found["mitigate"].outcome.endswith("(reversed): leave it as it is.")
+    assert found["mitigate"].outcome.endswith("(reversed): keep the model unchanged.")
     assert run(capsys, "view", results)[0] == 0
     page = (results / "index.html").read_text()
     of = [f"Task kv, {n} examples, 4 documents" for n in (3, 12, 24)]

@@ -407,7 +407,9 @@ def test_only_what_is_for_certain_better_is_to_be_taken(config):
         "30 questions are too few to tell whether lpes helps: it gained +1.0 points (-2.0 to +4.0), and about 450 "
         "questions in all would tell"
     )
-    assert advised["reversed"] == "nothing that was measured helps for certain (reversed): leave it as it is"
+    assert (
+        advised["reversed"] == "none of the measured mitigations certainly helps (reversed): keep the model unchanged"
+    )
     assert result.headline.startswith(f"The gap is {result.base_gap:.1f} points (")
 
 

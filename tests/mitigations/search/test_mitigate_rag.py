@@ -92,7 +92,7 @@ def test_where_position_costs_nothing_that_is_said_and_nothing_is_advised(config
         result = read_mitigate(mitigate(config.model_copy(update={"base_url": endpoint.url})))
     assert not result.choice and not result.helpful_outcomes and not result.retrieved.moved
     assert result.headline.startswith("Whether position costs anything cannot be told: 0.0 points")
-    assert result.headline.endswith("(reordering, fewer, reversed): leave it as it is.")
+    assert result.headline.endswith("(reordering, fewer, reversed): keep the model unchanged.")
 
 
 def test_what_has_relevant_documents_alone_is_refused_before_anything_is_asked(config):
