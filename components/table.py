@@ -74,6 +74,25 @@ report = make_component(
     {"out": "Artifact", "summary": "Markdown"},
     made_of={"state": ("status",), "message": ()},
 )
+rollout_experiment = make_component("rollout_experiment", {}, {"out": "Artifact", "picture": "HTML"}, image_kind=TRAIN)
+rollout_measure = make_component(
+    "rollout_measure",
+    {"texts": "Dataset", "model": "Model"},
+    {"out": "Artifact", "picture": "HTML"},
+    optional={"sweep": "Artifact"},
+    image_kind=TRAIN,
+)
+rollout_predict = make_component(
+    "rollout_predict", {}, {"out": "Artifact", "picture": "HTML"}, optional={"measurement": "Artifact"}
+)
+scale_search = make_component(
+    "scale_search",
+    {"examples": "Dataset", "model": "Model"},
+    {"out": "Artifact", "picture": "HTML", "metrics": "Metrics"},
+    optional={"exclude": "Dataset"},
+    image_kind=TRAIN,
+    settings=True,
+)
 sweep = make_component(
     "sweep",
     {"examples": "Dataset", "model": "Model"},

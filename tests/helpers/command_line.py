@@ -28,13 +28,10 @@ def below(group: click.Group) -> dict[str, click.Command]:
     return {name: group.get_command(context, name) for name in group.list_commands(context)}
 
 
-NO_STEPS = {"rollout_experiment", "rollout_measure", "rollout_predict", "scale_search"}
-
-
 def stage_configs() -> dict[str, type[Config]]:
-    """The options of every stage that is a step of pipelines, by the name of its file and KFP component."""
+    """The options of every stage, by the name of its file and KFP component."""
     names = [file_name(words) for words, verb in VERBS.items() if verb.is_stage]
-    return {name: stage_config(name) for name in names if name not in NO_STEPS}
+    return {name: stage_config(name) for name in names}
 
 
 def commands(group: click.Group) -> list[click.Command]:

@@ -1,5 +1,7 @@
 """Fills in what a KFP run page shows of a stage: metrics, pages, and the metadata of artifacts."""
 
+import base64
+import html
 import json
 import shutil
 from pathlib import Path
@@ -9,6 +11,7 @@ from posgap.distillation.held_out import HISTORY_FILE
 from posgap.distillation.methods import method_of
 from posgap.foundation.files import read_json, read_jsonl, write_json
 from posgap.kubeflow.form import STAGES
+from posgap.measurement.report import content_policy
 from posgap.measurement.sweeps import read_sweep
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.positions import format_positions
@@ -159,6 +162,29 @@ def show_training(out: Any, metrics: Any) -> None:
     measure(metrics, first_loss=first["loss"], last_loss=last["loss"], steps=len(steps))
 
 
+def show_pictures(page: Any, caption: str, *pictures: Path) -> None:
+    """Writes a self-contained page with pictures and their caption."""
+    caption = html.escape(caption)
+    text = f'<!doctype html><meta charset="utf-8"><title>{caption}</title>'
+    text += f'<meta http-equiv="Content-Security-Policy" content="{content_policy()}">'
+    text += f'<p style="max-width:48em;font:16px/1.5 system-ui,sans-serif">{caption}</p>'
+    for picture in pictures:
+        data = base64.b64encode(picture.read_bytes()).decode()
+        text += f'<img alt="{caption}" style="max-width:100%" src="data:image/png;base64,{data}">'
+    Path(page.path).write_text(text, encoding="utf-8")
+
+
+def show_scaling(out: Any, picture: Any, metrics: Any) -> None:
+    """Shows a search's fitness, and its factors over the layers."""
+    folder = Path(out.path)
+    scaling = read_json(folder / "scaling.json")
+    show_pictures(picture, "RoPE factor per layer, and the search for them", folder / "scaling.png")
+    measure(metrics, fitness=scaling["fitness"], unscaled_fitness=scaling["unscaled_fitness"])
+    describe_artifact(
+        out, strategy=scaling["strategy"], factors=str(scaling["factors"]), n_examples=len(scaling["example_contents"])
+    )
+
+
 def show_mitigate(out: Any, page: Any, metrics: Any) -> None:
     """Shows the page of a comparison of mitigations, and the gain of the best that was measured."""
     folder = Path(out.path)
@@ -167,6 +193,14 @@ def show_mitigate(out: Any, page: Any, metrics: Any) -> None:
     measured = [each["name"] for each in result["found"] if each["measured"]]
     measure(metrics, gap=result["base_gap"], mean=result["base_mean"])
     describe_artifact(out, measured=", ".join(measured), seconds=str(result["seconds"]))
+
+
+def show_rollout(out: Any, picture: Any, names: tuple[str, ...]) -> None:
+    """Shows the readings of a rollout's JSON files, and those of its pictures that exist, by name."""
+    files = [Path(out.path, name) for name in names if Path(out.path, name).is_file()]
+    summary = "; ".join(read_json(file)["summary"] for file in files if file.suffix == ".json")
+    show_pictures(picture, summary, *(file for file in files if file.suffix == ".png"))
+    describe_artifact(out, summary=summary)
 
 
 def show_gate(out: Any, page: Any, rules: Any, metrics: Any) -> bool:

@@ -58,6 +58,7 @@ def _show_rejected_examples(arguments: Arguments) -> None:
     shutil.copyfile(Path(f"{arguments['out'].path}.rejected", "validation.html"), arguments["page"].path)
 
 
+_PREDICTED = ("prediction.json", "prediction.png", "comparison.json", "comparison.png")
 STEPS = {
     "apply": Step(artifacts.show_model),
     "champion": Step(artifacts.show_champion, keeps_work=True, work_below=swept_champions),
@@ -70,6 +71,10 @@ STEPS = {
     "preflight": Step(artifacts.show_preflight),
     "promote": Step(artifacts.show_promotion, values=_judged_again),
     "report": Step(partial(artifacts.show_summary, name="report.md"), values=_ended),
+    "rollout_experiment": Step(partial(artifacts.show_rollout, names=("experiment.json", "experiment.png"))),
+    "rollout_measure": Step(partial(artifacts.show_rollout, names=("measurement.json", "influence.png"))),
+    "rollout_predict": Step(partial(artifacts.show_rollout, names=_PREDICTED)),
+    "scale_search": Step(artifacts.show_scaling),
     "sweep": Step(artifacts.show_sweep, function="sweep_model", keeps_work=True),
     "teacher": Step(artifacts.show_responses, keeps_work=True),
     "train_job": Step(artifacts.show_training),

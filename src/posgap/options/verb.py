@@ -29,5 +29,5 @@ class Verb(NamedTuple):
 
     @property
     def is_stage(self) -> bool:
-        """Whether the verb runs a stage. Most stages are steps of pipelines too."""
+        """Whether the verb runs a stage, which is a step of pipelines too."""
         return self.kind in (Kind.STAGE, Kind.STAGE_WITH_CHECKS)
