@@ -104,7 +104,7 @@ def test_distillation_knows_a_package_s_method_and_its_parameter(posgap, tmp_pat
 
 
 @pytest.mark.full
-def test_the_gate_knows_a_package_s_rule(posgap, tmp_path, model_folder):
+def test_the_gate_and_the_search_know_a_package_s_rule_and_curve(posgap, tmp_path, model_folder):
     write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(3)])
     options = ["--examples", tmp_path / "e.jsonl", "--model", model_folder, "--n-docs", 4, "--max-new-tokens", 2]
     sweep = ["sweep", *options, "--backend", "rule", "--said", kv_example(0).value, "--out", tmp_path / "swept"]
@@ -112,16 +112,25 @@ def test_the_gate_knows_a_package_s_rule(posgap, tmp_path, model_folder):
     write_examples(tmp_path / "more.jsonl", [kv_example(i) for i in range(8)])
     compared = ["mitigate", *options, "--examples", tmp_path / "more.jsonl", "--methods", "reversed"]
     compared += ["--backend", "rule", "--said", "no idea", "--out", tmp_path / "compared"]
+    search = ["scale", "search", *options, "--curve", "knee", "--knees", 2, "--generations", 1, "--population", 3]
     done = posgap(
         sweep,
         [*gate, "--least-worst", 99],
+        [*search, "--out", tmp_path / "search"],
         compared,
     )
-    assert codes(done) == [0, 3, 0], said(done)
+    assert codes(done)[:2] == [0, 3] and codes(done)[3] == 0, said(done)
     (found,) = [each for each in read_json(tmp_path / "compared" / "mitigate.json")["found"] if each["measured"]]
     assert found["code"].startswith("def reorder(passages)") and not found["command"]
     rulings = {rule["name"]: rule for rule in read_json(tmp_path / "gate" / "gate.json")["rules"]}
     assert not rulings["floor"]["passed"] and rulings["floor"]["threshold"] == 99
+    if codes(done)[2] == 0:
+        scaling = read_json(tmp_path / "search" / "scaling.json")
+        assert scaling["curve"]["kind"] == "knee" and len(scaling["control_points"]) == 4
+    else:
+        # An untrained model: the search says so at once, runs, and says so again.
+        assert "the search fails unless some factors change that" in done[2].stderr
+        assert "answers none of the questions correctly" in done[2].stderr.splitlines()[-1]
 
 
 @pytest.mark.usefixtures("mlflow_store")

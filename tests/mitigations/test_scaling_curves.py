@@ -1,13 +1,15 @@
-"""Curves over depth: what holds for every order, and what makes a Bezier curve one."""
+"""Curves over depth: what holds for every kind, and what makes a Bezier curve one."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posgap.mitigations.curves import Curve, bernstein
+from posgap.mitigations.curve_kinds import CURVES, bernstein
+from posgap.mitigations.curves import Curve
 
-curves = st.builds(Curve, order=st.integers(0, 6))
+orders = st.fixed_dictionaries({"order": st.integers(0, 6)})
+curves = st.builds(Curve, kind=st.sampled_from(CURVES.names()), parameters=orders)
 layers = st.integers(1, 40)
 
 
@@ -25,14 +27,14 @@ def heights(data, k: int, low: float = 0.5, high: float = 3.0) -> np.ndarray:
 @given(curves, layers)
 def test_every_layer_is_a_convex_combination_of_the_control_points(curve, n_layers):
     basis = curve.basis(n_layers)
-    assert basis.shape == (n_layers, curve.n_points)
+    assert basis.shape == (n_layers, curve.n_points(n_layers))
     assert (basis >= 0).all()
     np.testing.assert_allclose(basis.sum(axis=1), 1)
 
 
 @given(curves, layers, st.data())
 def test_constrained_points_keep_bounds_and_order_and_so_do_the_factors(curve, n_layers, data):
-    points = curve.constrain(heights(data, curve.n_points))
+    points = curve.constrain(heights(data, curve.n_points(n_layers)))
     factors = np.array(curve.factors(points, n_layers))
     assert len(factors) == n_layers
     for values in (points, factors):
@@ -47,14 +49,14 @@ def test_points_are_moved_no_further_than_the_constraints_ask():
 
 
 def test_a_family_and_its_factors_are_recorded_in_plain_values():
-    curve = Curve(1, low=0.5, high=3.0)
-    assert curve.as_record() == {"kind": "bezier", "order": 1, "low": 0.5, "high": 3.0}
+    curve = Curve("step", {"order": 1}, low=0.5, high=3.0)
+    assert curve.as_record() == {"kind": "step", "order": 1, "low": 0.5, "high": 3.0}
     assert [repr(factor) for factor in curve.factors(np.array([0.5, 1.23456]), 2)] == ["0.5", "1.2346"]
 
 
 @given(st.integers(0, 6), st.integers(2, 40), st.data())
 def test_a_bezier_curve_ends_in_its_end_points(order, n_layers, data):
-    curve = Curve(order)
+    curve = Curve("bezier", {"order": order})
     points = curve.constrain(heights(data, order + 1))
     factors = curve.factors(points, n_layers)
     assert factors[0] == pytest.approx(points[0]) and factors[-1] == pytest.approx(points[-1])
@@ -77,7 +79,16 @@ def test_bernstein_weights_are_de_casteljau_s(order, x, data):
     assert bernstein(np.array([x]), order)[0] @ points == pytest.approx(rest[0])
 
 
-def test_the_lowest_orders_by_hand():
-    assert Curve(0).factors(np.array([1.5]), 3) == (1.5, 1.5, 1.5)
-    assert Curve(1).factors(np.array([1.0, 2.0]), 3) == (1.0, 1.5, 2.0)
-    assert Curve(1).factors(np.array([1.0, 2.0]), 2) == (1.0, 2.0)
+def test_the_other_kinds_by_hand():
+    assert Curve("uniform").factors(np.array([1.5]), 3) == (1.5, 1.5, 1.5)
+    assert Curve("free").factors(np.array([1.0, 2.0, 1.2]), 3) == (1.0, 2.0, 1.2)
+    assert Curve("linear").factors(np.array([1.0, 2.0]), 3) == (1.0, 1.5, 2.0)
+    assert Curve("step", {"order": 1}).factors(np.array([1.0, 2.0]), 4) == (1.0, 1.0, 2.0, 2.0)
+    assert Curve("step", {"order": 2}).factors(np.array([1.0, 1.5, 2.0]), 1) == (1.0,)
+
+
+@pytest.mark.parametrize("kind", CURVES.names())
+def test_two_layers(kind):
+    curve = Curve(kind)
+    points = np.linspace(1, 2, curve.n_points(2))
+    assert curve.factors(points, 2) == ((1.0, 1.0) if kind == "uniform" else (1.0, 2.0))

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from posgap.mitigations.curves import Curve
 from posgap.scaling.genetic import ELITE, MUTATION, Genetic, search_genetically
 
-TARGET = np.array([1.2, 1.6, 1.4])
-CURVE = Curve(2)
+TARGET = np.array([1.2, 1.8, 1.4])
+CURVE = Curve("free")
 
 
 def genetic(curve=CURVE, seed=0):
-    return Genetic(curve, population=12, seed=seed)
+    return Genetic(curve, len(TARGET), population=12, seed=seed)
 
 
 def near_target(candidates):
@@ -35,7 +35,7 @@ def test_it_finds_the_best_point_and_repeats_itself():
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 99))
 def test_every_proposal_keeps_the_constraints_and_the_elite_survives(seed):
-    curve = Curve(2)
+    curve = Curve("free")
     strategy = genetic(curve, seed)
     before = []
     for _ in range(4):

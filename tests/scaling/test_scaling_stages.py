@@ -262,6 +262,7 @@ def test_examples_of_the_evaluation_are_refused(capsys, config, tmp_path):
     ("more", "complaint"),
     [
         (["--low", "2", "--high", "1"], "--high: "),
+        (["--curve", "spline"], "'--curve': 'spline' "),
     ],
 )
 def test_bad_search_options(capsys, config, more, complaint):

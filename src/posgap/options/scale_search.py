@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from posgap.foundation.fields import OptionalInputPath
+from posgap.mitigations.curve_kinds import CURVES
 from posgap.models import OWN_TABLES_KEY
 from posgap.models.precision import device_class
 from posgap.options.generation import LocalBackendConfig
@@ -15,7 +16,7 @@ from posgap.scaling.search_settings import SearchSettings
 from posgap.tasks.fields import Placements
 
 
-class ScaleSearchConfig(LocalBackendConfig):
+class ScaleSearchConfig(*CURVES.bases(), LocalBackendConfig):  # type: ignore[misc]  # registered choices' parameters
     """Searches RoPE factors, one per layer, that close the gap without training, after LPES."""
 
     examples_for: ClassVar[str] = "search"
@@ -30,8 +31,8 @@ class ScaleSearchConfig(LocalBackendConfig):
     )
     positions: Placements = Field([], description="positions to score, separated by commas; empty: all")
     limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
-    order: int = Field(
-        3, ge=0, description="of the Bezier curve of factors over depth; 0: one factor for all, 1: a straight line"
+    curve: Annotated[str, CURVES, AfterValidator(CURVES.require_name)] = Field(
+        "bezier", description=f"how the factors vary over depth; {CURVES.help_text()}"
     )
     low: float = Field(1.0, gt=0, description="lowest factor")
     high: float = Field(2.0, description="highest factor")
@@ -54,7 +55,9 @@ class ScaleSearchConfig(LocalBackendConfig):
 
     def search_settings(self) -> SearchSettings:
         """Returns the settings of the search."""
-        return SearchSettings(**{each.name: getattr(self, each.name) for each in fields(SearchSettings)})
+        parameters = CURVES[self.curve].parameters.of(self).model_dump()
+        own = [each.name for each in fields(SearchSettings) if each.name in type(self).model_fields]
+        return SearchSettings(curve_parameters=parameters, **{name: getattr(self, name) for name in own})
 
     def resolve_auto(self) -> Self:
         """Returns this config with its dtype. The search chooses the backend, once it knows whether answers are forced.

@@ -30,9 +30,9 @@ class Genetic:
     first generation is random, except for a flat curve at the lower bound.
     """
 
-    def __init__(self, curve: Curve, population: int, seed: int):
+    def __init__(self, curve: Curve, n_layers: int, population: int, seed: int):
         self.curve = curve
-        self.k = curve.n_points
+        self.k = curve.n_points(n_layers)
         self.population = population
         self.elite = min(ELITE, population - 1)
         self.rng = np.random.default_rng(seed)

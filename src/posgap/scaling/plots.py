@@ -6,6 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from posgap.measurement.plots import save_picture
+from posgap.mitigations.curve_kinds import CURVES
 from posgap.scaling.scaling_file import Scaling
 
 
@@ -22,9 +23,10 @@ def write_plot(scaling: Scaling, png: Path) -> None:
     left.axhline(scaling.unscaled_fitness, color="#c2410c", linewidth=1, label="unscaled")
     left.set(xlabel="generation", ylabel=f"fitness ({scaling.objective})")
     right.plot(range(len(scaling.factors)), scaling.factors, marker="o", markersize=4, color="#0f766e")
-    spacing = max(len(scaling.factors) - 1, 1) / max(len(scaling.control_points) - 1, 1)
-    places = spacing * np.arange(len(scaling.control_points))
-    right.plot(places, scaling.control_points, "x", color="#4338ca", label="control point")
+    if scaling.curve["kind"] in {kind.name for kind in CURVES if kind.smooth}:
+        spacing = max(len(scaling.factors) - 1, 1) / max(len(scaling.control_points) - 1, 1)
+        places = spacing * np.arange(len(scaling.control_points))
+        right.plot(places, scaling.control_points, "x", color="#4338ca", label="control point")
     right.axhline(1, color="#c2410c", linewidth=1, label="unscaled")
     right.set(xlabel="layer", ylabel="RoPE factor")
     right.xaxis.get_major_locator().set_params(integer=True)

@@ -224,8 +224,8 @@ class FactorSearch:
         if not scores.accuracy(self.ones).any():
             log.warning("%s; the search fails unless some factors change that", self._silence)
         scores.is_over = is_over
-        curve = Curve(settings.order, settings.low, settings.high)
-        strategy = Genetic(curve, settings.population, settings.seed)
+        curve = Curve(settings.curve, dict(settings.curve_parameters), settings.low, settings.high)
+        strategy = Genetic(curve, n_layers, settings.population, settings.seed)
         best = search_genetically(strategy, curve, n_layers, scores, settings.generations, on_generation)
         return FoundFactors(curve, scores, best.factors, best.finalists, best.history, evaluator.forward_passes)
 
