@@ -18,6 +18,7 @@ from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path, read_json, work_folder, write_json
 from posgap.generation.transformers import TransformersGenerator
+from posgap.kubeflow.artifacts import show_scaling
 from posgap.measurement.sweeps import read_sweep
 from posgap.mitigations.in_force import load_model
 from posgap.models import CONFIG_KEY, loading
@@ -61,6 +62,19 @@ def same(path) -> dict:
 
 
 @pytest.mark.usefixtures("pictures")
+def test_a_kfp_step_shows_a_search(config, tmp_path):
+    """The step's picture, metrics and the metadata of its artifact."""
+    from kfp import dsl
+
+    out = dsl.Artifact(uri=str(scale_search(config)))
+    page, metrics = dsl.HTML(uri=str(tmp_path / "page.html")), dsl.Metrics(uri=str(tmp_path / "metrics"))
+    show_scaling(out, page, metrics)
+    found = read_scaling(config.out)
+    assert out.metadata["curve"] == str(found.curve) and out.metadata["factors"] == str(found.factors)
+    assert read_json(tmp_path / "metrics")["fitness"] == pytest.approx(found.fitness, abs=1e-3)
+    assert 'src="data:image/png;base64,' in (tmp_path / "page.html").read_text()
+
+
 def test_a_scaling_applied_is_swept_as_it_was_searched(config, tmp_path, model_folder):
     scaling = read_scaling(scale_search(config))
     assert (scaling.model_digest, scaling.positions, scaling.metric) == (
@@ -110,7 +124,7 @@ def test_a_model_that_says_more_than_its_answer_is_searched_by_what_it_generates
     wordy = config.model_copy(update={"max_new_tokens": 8, "generations": 1})
     scaling = read_scaling(scale_search(wordy))
     assert re.search(
-        r"answers \d+ of 24 questions right, but (none|only \d) of its responses begin with the answer( \(.+\))?; the search",
+        r"answers \d+ of 24 questions right, but (none|only \d) of its responses begin with the answer( \(.+\))?; ",
         caplog.text,
     )
     asked = {"model": config.model, "n_docs": 4, "max_new_tokens": 8, "metric": "contains_any"}

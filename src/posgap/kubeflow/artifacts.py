@@ -181,7 +181,7 @@ def show_scaling(out: Any, picture: Any, metrics: Any) -> None:
     show_pictures(picture, "RoPE factor per layer, and the search for them", folder / "scaling.png")
     measure(metrics, fitness=scaling["fitness"], unscaled_fitness=scaling["unscaled_fitness"])
     describe_artifact(
-        out, strategy=scaling["strategy"], factors=str(scaling["factors"]), n_examples=len(scaling["example_contents"])
+        out, curve=str(scaling["curve"]), factors=str(scaling["factors"]), n_examples=len(scaling["example_contents"])
     )
 
 
