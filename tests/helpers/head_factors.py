@@ -157,7 +157,7 @@ def factors_of(model: PreTrainedModel, low: float = LOW, high: float = HIGH) -> 
         state = each.forward.args[0] if isinstance(each.forward, partial) else None
         if isinstance(state, _Heads):
             rungs = [1.0, *factors_by_rank(low, high, state.n_keys)]
-            rungs_of_heads = state.chosen.expand(state.n_keys).repeat_interleave(HEADS // state.n_keys)
+            rungs_of_heads = state.chosen[0].expand(state.n_keys).repeat_interleave(HEADS // state.n_keys)
             rows.append([rungs[rung] for rung in rungs_of_heads.tolist()])
     return rows
 

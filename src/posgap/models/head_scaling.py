@@ -31,8 +31,9 @@ _NO_FUNCTION = "{} is not a separate function of queries and keys, which ranking
 
 @dataclass
 class _Heads:
-    """State of one layer's attention: the `chosen` rungs of its `n_keys` key heads, `[H]`, `[1]` if all have the same,
-    or for each row `[B, H]`; and whether they are `ranked` and chosen anew at each prompt."""
+    """State of one layer's attention: the `chosen` rungs of its `n_keys` key heads, for each row `[B, H]`, with one row
+    or one column if all have the same; and whether they are `ranked` and chosen anew at each prompt.
+    """
 
     module: nn.Module
     layer: int
@@ -137,14 +138,10 @@ def _match_heads(table: Tensor, x: Any) -> Tensor:
 
 
 def _tables_by_head(tables: Rungs, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """The pair of tables by head, for `chosen` rungs `[H]` or `[B, H]`."""
+    """The pair of tables by head, for `chosen` rungs `[B, H]`, or `[1, H]` if the rows share them."""
     which = tables.which[chosen.to(tables.which.device)]
-    if which.ndim == 1:
-        cos, sin = (table[which].transpose(0, 1) for table in tables.tables)
-    else:
-        rows = tables.tables[0].shape[1]
-        row = torch.arange(rows, device=which.device)[:, None] if rows > 1 else torch.zeros_like(which)
-        cos, sin = (table[which, row] for table in tables.tables)
+    rows = torch.arange(tables.tables[0].shape[1], device=which.device)[:, None]
+    cos, sin = (table[which, rows] for table in tables.tables)
     return cos.as_subclass(_ByHead), sin.as_subclass(_ByHead)
 
 
@@ -155,9 +152,8 @@ def _attend(state: _Heads, own: Callable[..., Any], *args: Any, **kwargs: Any) -
         return own(*args, **kwargs)
     if state.ranked and not cached_length(kwargs, state.layer):  # a prompt is read from its beginning
         sensitivities = _sensitivities(state, own, given, args, kwargs)
-        ranks = 1 + sensitivities.argsort(dim=-1, descending=True, stable=True).argsort(-1)  # rung 0 is one
-        state.chosen = ranks[0] if len(ranks) == 1 else ranks
-    if state.chosen.ndim == 2 and len(state.chosen) != len(args[0] if args else kwargs["hidden_states"]):
+        state.chosen = 1 + sensitivities.argsort(dim=-1, descending=True, stable=True).argsort(-1)  # rung 0 is one
+    if len(state.chosen) not in (1, len(args[0] if args else kwargs["hidden_states"])):
         raise BadModel("ms-poe: the rows of the batch changed after their prompts were read")
     return own(*args, **{**kwargs, "position_embeddings": _tables_by_head(given, state.chosen)})
 
@@ -235,7 +231,7 @@ def _give_tables(
 
     try:
         n_keys = n_key_heads(model)
-        ones = torch.zeros(n_keys, dtype=torch.long)
+        ones = torch.zeros(1, n_keys, dtype=torch.long)
         for layer, module in scaling.attentions():
             each = _Heads(module, layer, ones, n_keys)
             each.undone.append(replace_attribute(module, "forward", partial(_attend, each, module.forward)))
@@ -243,7 +239,7 @@ def _give_tables(
         _require_by_head(model, scaling, heads)
         scaling.rungs = torch.tensor(rungs, dtype=torch.float32)
         for each in heads:  # heads with equal factors share a table, so shared keys (Falcon's) stay shared
-            each.chosen = torch.zeros(1, dtype=torch.long)
+            each.chosen = torch.zeros(1, 1, dtype=torch.long)
         yield heads, undo
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
         undo()
