@@ -82,7 +82,7 @@ def test_a_verdict_is_stale_when_the_champion_has_changed(tmp_path, base, champi
         swept[name] = write_sweep(tmp_path / f"sweep-{name}", [0.995] * 5, model=copy_of(model_folder, tmp_path / name))
         gated(tmp_path, name, swept[name], base, name="tiny")
     promoted(tmp_path, "second", tmp_path / "second", swept["second"], tmp_path / "gate-second")
-    with pytest.raises(OutdatedVerdict, match=" m, .* tiny is version 2;"):
+    with pytest.raises(OutdatedVerdict, match=r" m, .* tiny is version 2\b"):
         promoted(tmp_path, "third", tmp_path / "third", swept["third"], tmp_path / "gate-third")
     judged = {"gate": tmp_path / "gate-third", "gate_again": tmp_path / "again"}
     options = judged | {"model": str(tmp_path / "third"), "sweep": swept["third"], "name": "tiny"}
@@ -124,7 +124,7 @@ def test_who_promotes_at_the_same_time_is_noticed(tmp_path, base, champion, mode
         return upload(*arguments)
 
     monkeypatch.setattr(promotion, "_log_model", while_another_is_faster)
-    with pytest.raises(OutdatedVerdict, match=" m, .* tiny is version 2;"):
+    with pytest.raises(OutdatedVerdict, match=r" m, .* tiny is version 2\b"):
         promoted(tmp_path, "slow", model, swept, folder)
     assert str(client.get_model_version_by_alias("tiny", "champion").version) == "2"
 
