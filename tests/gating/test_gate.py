@@ -8,7 +8,7 @@ from refusals import refuses
 from written_sweeps import ASKED, N, copy_of, decide, promotion, write_sweep
 
 from posgap.cli.main import main
-from posgap.foundation.errors import Contradiction, GateRefusal, Malformed, NoServer, NotAlike, PosgapError
+from posgap.foundation.errors import GateRefusal, Malformed, NoServer, NotAlike, PosgapError
 from posgap.foundation.files import digest_path, read_json
 from posgap.gating.verdict import markdown
 from posgap.measurement.evidence import Evidence
@@ -182,7 +182,7 @@ def test_a_version_that_does_not_answer_as_it_was_swept_is_not_promoted(tmp_path
 
     with monkeypatch.context() as patch:
         patch.setattr("posgap.verbs.promote.require_answers", refuses)
-        with refuses(Contradiction, "models:/tiny/1", "1 of 4"):
+        with refuses(PosgapError, "models:/tiny/1", "1 of 4"):
             promote(config)
     predictions = digest_path(config.sweep / "predictions.jsonl")
     assert tried == [(digest_path(tmp_path / "one"), False, predictions, N)]

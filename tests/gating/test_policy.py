@@ -17,7 +17,6 @@ from posgap.cli.main import main
 from posgap.foundation.errors import (
     BadOption,
     Contradiction,
-    GateRefusal,
     Malformed,
     NotEnoughEvidence,
     NotFound,
@@ -339,7 +338,7 @@ def test_a_signature_is_of_one_verdict_as_it_was_written(tmp_path, base, model_f
 def test_a_policy_that_came_after_a_signed_verdict_counts(tmp_path, base, model_folder, signed, capsys):
     admitted = promotion(tmp_path, "admitted", model_folder, base, gated_for="tiny")
     registered(tmp_path, f"signed_by: {signed}\nallow: [trial]\nmin_worst: 99.9")
-    with refuses(GateRefusal, "policy of tiny", ": worst "):
+    with refuses(NotEnoughEvidence, "policy of tiny", ": worst "):
         promote(admitted)
     posgap("policy", "--keygen", tmp_path / "newer")
     newer = capsys.readouterr().out.split()[-1]

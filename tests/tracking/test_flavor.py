@@ -11,11 +11,12 @@ import torch
 from examples import kv_example
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model
+from refusals import refuses
 from registered_logits import IDS, logits
 
 import posgap
 from posgap.data.reading import write_examples
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadModel, PosgapError
 from posgap.foundation.files import digest_path
 from posgap.measurement.predictions import read_predictions
 from posgap.measurement.sweeps import read_sweep
@@ -70,9 +71,7 @@ def test_every_loader_gives_the_swept_logits_or_refuses(folder, scaled_folder, r
     assert torch.equal(logits(posgap.load_model(uri)), swept)
     if folder == scaled_folder:
         for options in ({}, {"return_type": "components"}):
-            with pytest.raises(
-                MlflowException, match=r"that is scaled, or mitigated otherwise, .*: use posgap\.load_model"
-            ):
+            with pytest.raises(MlflowException, match="posgap.load_model"):
                 mlflow.transformers.load_model(uri, **options)
         # Nor does a type of one's own get it past that.
         with pytest.raises(ValueError, match="Unrecognized model"):
@@ -191,7 +190,7 @@ def test_what_posgap_did_not_register_is_named_in_one_line(model_folder, registe
         mlflow.log_dict({"a": 1}, "other/config.txt")
         uri = mlflow.get_artifact_uri("other")
     version = mlflow.MlflowClient().create_model_version("tiny", source=uri).version
-    with pytest.raises(PosgapError, match=rf"^models:/tiny/{version}: holds no model that this posgap registered"):
+    with refuses(PosgapError, f"models:/tiny/{version}"):
         posgap.load_model(f"models:/tiny/{version}")
 
 
@@ -209,5 +208,5 @@ def test_an_adapter_is_a_model_once_it_is_merged(model_folder, tmp_path, registe
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / "adapter" / name).write_bytes((model_folder / name).read_bytes())
     for load in (load_model, load_tokenizer, lambda folder: registered(Path(folder))):
-        with pytest.raises(PosgapError, match="adapter: is an adapter, .*; merge it into its base by peft"):
+        with refuses(BadModel, "adapter", "peft"):
             load(str(tmp_path / "adapter"))

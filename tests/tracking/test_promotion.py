@@ -18,8 +18,9 @@ from mlflow.protos.databricks_pb2 import (
     RESOURCE_DOES_NOT_EXIST,
 )
 from mlflow_server import holders
+from refusals import refuses
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption, Malformed, PosgapError
 from posgap.foundation.retries import RetryPolicy
 from posgap.tracking import champions, leases, server
 from posgap.tracking.champions import CHAMPION, PREVIOUS, UNDER_WAY, set_champion
@@ -303,7 +304,7 @@ def test_who_slept_in_the_middle_of_a_write_takes_it_back(client, monkeypatch):
 @pytest.mark.parametrize("seconds", ["0", "x", "1e9", "nan"])
 def test_a_lease_of_no_length_is_refused(client, seconds, monkeypatch):
     monkeypatch.setenv(leases.VARIABLE, seconds)
-    with pytest.raises(PosgapError, match=leases.VARIABLE):
+    with refuses(BadOption, leases.VARIABLE):
         healed()
 
 
@@ -346,7 +347,7 @@ def test_what_is_no_record_of_a_change_is_not_taken_for_one(registry):
     registry.tags["other.6-a"] = "{}"
     assert [change["version"] for change in champions.changes(model())] == ["1"]
     registry.tags[f"{champions.CHANGE}7-a"] = "{"
-    with pytest.raises(PosgapError, match=f"^tiny: tag {champions.CHANGE}7-a"):
+    with refuses(Malformed, at=f"tiny: tag {champions.CHANGE}7-a"):
         champions.changes(model())
 
 
@@ -512,7 +513,7 @@ def test_the_seconds_of_a_lease_are_those_of_the_variable(registry, monkeypatch)
         monkeypatch.setenv(leases.VARIABLE, text)
         with pytest.raises(PosgapError) as refusal:
             Lease("tiny")
-        assert str(refusal.value) == f"{leases.VARIABLE}: {text!r} is not a number from 1 to 3600; correct or unset it"
+        assert all(each in str(refusal.value) for each in (leases.VARIABLE, repr(text), "1 to 3600"))
 
 
 @pytest.mark.parametrize(("place", "seconds"), [("sqlite:///a.db", 0), ("http://server", 1)])
@@ -558,9 +559,7 @@ def test_who_could_not_write_its_flag_for_half_its_time_does_nothing_more(regist
         lambda: lease.send_change(lambda client: None),
         lambda: lease._raise("posgap.lease.2"),
     ):
-        with pytest.raises(
-            LeaseLost, match="^tiny: MLflow did not answer for so long that the lease may be lost; run this"
-        ):
+        with pytest.raises(LeaseLost, match="tiny"):
             act()
 
 
@@ -586,7 +585,7 @@ def test_a_waiting_process_gives_up_after_its_time_and_names_who_it_waits_for(re
     assert 60 <= beats <= 62 and caplog.messages.count(f"tiny: waiting for {by}") == 1
     # And where it could not renew its own flag for too long, it may have been taken for dead.
     clock[0] += 1.1
-    with pytest.raises(LeaseLost, match="MLflow did not answer while posgap waited for the lease") as lost:
+    with pytest.raises(LeaseLost) as lost:
         waiting._pause(clock[0] + 1)
     assert tired.value.may_pass and (lost.value.may_pass, lost.value.code) == (True, "no-server")
 
@@ -642,7 +641,7 @@ def test_an_alias_is_moved_or_removed_and_remembered(registry, clock):
     lease.set_alias(PREVIOUS, "")
     assert registry.aliases == {CHAMPION: "2"} and lease.aliases == {CHAMPION: "2", PREVIOUS: ""}
     del registry.tags[lease._flag]
-    with pytest.raises(LeaseLost, match="^tiny: another process has taken over; run this again"):
+    with pytest.raises(LeaseLost, match="tiny"):
         lease.read_model()
 
 

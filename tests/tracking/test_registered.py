@@ -7,11 +7,12 @@ import mlflow
 import pytest
 from command_line import fails, run
 from examples import kv_example
+from refusals import refuses
 from registered_logits import logits
 
 import posgap
 from posgap.data.reading import write_examples
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Contradiction
 from posgap.foundation.files import digest_path, read_json
 from posgap.foundation.locations import registered_cache, with_uris
 from posgap.measurement.sweeps import read_sweep
@@ -92,7 +93,7 @@ def test_files_that_were_changed_in_the_store_are_refused(model_folder, register
     changed = json.loads(stored.read_text()) | {"eos_token_id": 7}
     stored.unlink()  # it may be a link to the folder's own
     stored.write_text(json.dumps(changed))
-    with pytest.raises(PosgapError, match=rf"^models:/tiny/{version}: has other files than were promoted; promote"):
+    with refuses(Contradiction, f"models:/tiny/{version}"):
         posgap.load_model("models:/tiny@champion")
 
 

@@ -299,7 +299,7 @@ def read_sweep(path: Path) -> Sweep:
     """Reads a sweep from the folder the stage wrote, or from its `sweep.json`."""
     if (path / LENGTHS_FILE).is_file():
         first = min(path.glob(f"*/{SWEEP_FILE}"), default=path / "4096" / SWEEP_FILE).parent
-        raise PosgapError(f"{path}: holds sweeps at several lengths; name the folder of one, like {first}")
+        raise PosgapError(f"holds sweeps at several lengths; name the folder of one, like {first}", at=str(path))
     if not (path / SWEEP_FILE).exists() and (path / "sweep" / SWEEP_FILE).is_file():
-        raise PosgapError(f"{path}: holds a sweep beside its verdict; name {path / 'sweep'}")
+        raise PosgapError(f"holds a sweep beside its verdict; name {path / 'sweep'}", at=str(path))
     return read_model(Sweep, path, SWEEP_FILE)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import ConfigDict, Field
 
-from posgap.foundation.errors import PosgapError, shorten
+from posgap.foundation.errors import Contradiction, NotAlike, PosgapError, shorten
 from posgap.foundation.files import Record, parse_as, read_object
 from posgap.generation.asking import ResponseLimits, Wording
 from posgap.generation.backends import BACKENDS, TRANSFORMERS
@@ -131,7 +131,7 @@ def _require_asked(sweep: Sweep, prompts: PromptSettings) -> None:
         said = getattr(sweep.asked, name)
         made = getattr(prompts, name)
         if said != made:
-            raise PosgapError(
+            raise Contradiction(
                 f"its sweep says it asked with the {name} {shorten(repr(said))}, but its settings make "
                 f"{shorten(repr(made))}; sweep again"
             )
@@ -144,7 +144,7 @@ def require_kept_alike(model: Path, sweep: Sweep) -> None:
     asked = json.loads(json.dumps(as_swept(sweep)))
     others = [name for name in _SERVED_BY if name in kept and kept[name] != asked[name]]
     if others:
-        raise PosgapError(
+        raise NotAlike(
             f"MLflow serves it with the {others[0]} {kept[others[0]]!r} of the sweep it was registered by, and this "
             f"sweep asked with {asked[others[0]]!r}; sweep it as then, or promote it to another name"
         )

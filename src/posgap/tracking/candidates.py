@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import NotFound
 from posgap.measurement import statistics
 from posgap.measurement.comparability import align_comparable
 from posgap.measurement.evidence import Evidence
@@ -34,10 +34,10 @@ def _judged_sweep(version: "ModelVersion", place: Path) -> Evidence:
     sweep = judged_sweep(version, place / str(version.version))
     if sweep:
         return Evidence(sweep)
-    raise PosgapError(
-        f"{version.name} version {version.version}: MLflow lacks the sweep that it was promoted with, so "
-        "it cannot be compared with other candidates of its run; promote it again, or delete that "
-        "version"
+    raise NotFound(
+        "MLflow lacks the sweep that it was promoted with, so it cannot be compared with other candidates of its run; "
+        "promote it again, or delete that version",
+        at=f"{version.name} version {version.version}",
     )
 
 

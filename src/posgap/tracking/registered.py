@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Contradiction
 from posgap.foundation.files import digest_of, digest_path
 from posgap.foundation.locations import is_registered, registered_cache
 from posgap.storage.cache import Source, make_once
@@ -55,7 +55,7 @@ class RegisteredVersion(Source):
             uri = f"models:/{version.name}/{version.version}"
             brought = registry.bring_model(uri, place)
             if digest_path(brought) != version.tags.get(registry.DIGEST, digest_path(brought)):
-                raise PosgapError(f"{uri}: has other files than were promoted; promote the model again")
+                raise Contradiction("has other files than were promoted; promote the model again", at=uri)
             return brought
 
         return make_once(folder, mark, bring)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from posgap.distillation.methods import label_of
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Contradiction, PosgapError
 from posgap.foundation.files import write_json
 from posgap.foundation.locations import as_location, with_uris
 from posgap.foundation.printing import RESULT
@@ -78,5 +78,5 @@ def measure_texts(config: SweepConfig, out: Path) -> None:
 def _fetch(name: str, guard: Guard) -> Path:
     there = source(as_location(guard.place))
     if guard.sha256 not in ("", there.digest()):
-        raise PosgapError(f"guard {name}: {guard.place} is another file than its sha256 names")
+        raise Contradiction(f"guard {name}: {guard.place} is another file than its sha256 names")
     return Path(there.fetch())
