@@ -175,13 +175,13 @@ def test_a_version_that_does_not_answer_as_it_was_swept_is_not_promoted(tmp_path
     config = promotion(tmp_path, "first", copy_of(model_folder, tmp_path / "one"), base)
     tried = []
 
-    def refuses(model, inputs, policy, examples, swept):
+    def differs(model, inputs, policy, examples, swept):
         predictions = digest_path(swept / "predictions.jsonl")
         tried.append((digest_path(model), model == tmp_path / "one", predictions, len(examples)))
         raise PosgapError("only 1 of 4 responses are as its sweep recorded")
 
     with monkeypatch.context() as patch:
-        patch.setattr("posgap.verbs.promote.require_answers", refuses)
+        patch.setattr("posgap.verbs.promote.require_answers", differs)
         with refuses(PosgapError, "models:/tiny/1", "1 of 4"):
             promote(config)
     predictions = digest_path(config.sweep / "predictions.jsonl")

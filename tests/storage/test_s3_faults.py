@@ -120,7 +120,7 @@ def _without_first(body):
         ("a.bin", _flip_a_byte, NoServer, "/a.bin", ""),
         ("a.bin", lambda body: body[:-1], NoServer, "/a.bin", ""),
         ("a.bin", lambda body: b"", NoServer, "/a.bin", ""),
-        ("list-type", lambda body: re.sub(rb"[0-9a-f]{32}", b"0" * 32, body), NoServer, "XX", ""),
+        ("list-type", lambda body: re.sub(rb"[0-9a-f]{32}", b"0" * 32, body), NoServer, "/a.bin", ""),
         ("list-type", lambda body: body.replace(b"a.bin", b"c.bin"), NotFound, "/c.bin", ""),
         ("list-type", lambda body: body[: len(body) // 2], NoServer, "", "S3"),
         ("list-type", lambda body: b"<html>log in</html>", NotFound, "", ""),
