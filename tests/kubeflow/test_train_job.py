@@ -255,7 +255,7 @@ def test_the_sdk_s_local_backend_runs_it_in_processes(config, monkeypatch, tmp_p
         trainer = CustomTrainer(func=pods, func_args={"command": command}, env=environment)
         client.train(runtime=runtime, trainer=trainer, options=[Name(job.name)])
 
-    monkeypatch.setattr(stage, "connect", lambda namespace: client)
+    monkeypatch.setattr(stage, "connect", lambda: client)
     monkeypatch.setattr(stage, "run_job", lambda client, job: following.run_job(client, job, create))
     train_job(config)
     assert read_manifest(config.out)["stage"] == "distill" and not client.list_jobs()
