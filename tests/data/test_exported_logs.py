@@ -130,6 +130,12 @@ def test_any_orient_of_pandas_is_read(tmp_path, orient):
         read_examples(tmp_path / "values.json")
 
 
+def test_dotted_columns_may_stand_within_an_object(tmp_path):
+    write_json(tmp_path / "log.json", {"spans": [EXPORTS["Phoenix"], EXPORTS["Phoenix"] | {"name": "again"}]})
+    (example,) = read_examples(tmp_path / "log.json")
+    assert (example.question, [p.relevant for p in example.passages]) == (QUESTION, [False, False, True])
+
+
 @pytest.mark.parametrize("indent", [None, 1])
 def test_rows_may_stand_within_an_object(tmp_path, indent):
     (tmp_path / "log.json").write_text(json.dumps({"version": 1, "results": [ROW]}, indent=indent))
@@ -196,9 +202,9 @@ def test_an_import_says_in_a_few_lines_what_it_took_for_what(tmp_path, caplog):
     data_import(ImportConfig(input=tmp_path / "log.jsonl", out=tmp_path / "e.jsonl", format="rag"))
     lines = [record.getMessage().partition("log.jsonl: ")[2] for record in caplog.records]
     assert [line for line in lines if line] == [
-        "1 question of 1 row, each a question: question from `question`, answers from `answers`",
-        "passages from `passages`, 3 to 3 for a question: text from `text`, title from nowhere; "
-        "1 without a text are left out",
+        "1 question of 1 row, each a question",
+        "question from `question`, answers from `answers`, passages from `passages`, text from `text`",
+        "3 to 3 passages for each question; 1 without a text are left out",
         "order: as the passages come; `score` has them so",
         "relevant passages: 1, told in 1 question by answer",
     ]

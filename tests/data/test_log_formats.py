@@ -331,6 +331,20 @@ def test_two_readings_of_questions_and_relevance_are_asked_about(row, options):
         read({**ASKED, **row}, **{"relevance" if kind == "relevant" else kind: chosen})  # is read, one way or the other
 
 
+def test_all_fields_that_differ_are_named():
+    with pytest.raises(Ambiguous) as asked:
+        read({**ASKED, "documents": TEXTS, "contexts": TEXTS[:2], "reranked": TEXTS[::-1]})
+    assert options_of(asked.value) == [f"columns passages={name}" for name in ("documents", "contexts", "reranked")]
+
+
+def test_sessions_of_a_conversation_are_passages():
+    sessions = [[{"role": "user", "content": text}, {"role": "assistant", "content": "I see."}] for text in TEXTS]
+    (example,), _ = read({**ASKED, "haystack_sessions": sessions, "ids": ["a", "b", "c"], "doc_ids": ["x", "y", "z"]})
+    assert [passage.relevant for passage in example.passages] == [False, True, False]
+    (example,), _ = read({**ASKED, "passages": TEXTS, "ids": [1, 2, 3], "doc_ids": ["x", "y", "z"], "gold_ids": ["z"]})
+    assert [passage.relevant for passage in example.passages] == [False, False, True]
+
+
 def test_the_ids_that_are_named_decide():
     row = {**ASKED, "passages": passages(chunk_id=[1, 2, 3], doc_id=[2, 1, 1]), "relevant_ids": [2]}
     for name, relevant in (("chunk_id", [False, True, False]), ("doc_id", [True, False, False])):

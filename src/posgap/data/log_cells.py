@@ -1,37 +1,30 @@
-"""Cells of retrieval logs: what a text in JSON, or as Python prints it, holds; numbers, grades, lists, paths."""
+"""Cells of retrieval logs: plain names, numbers, grades, lists and objects, paths."""
 
-import ast
-import contextlib
-import io
 import json
 import math
 import re
-import tokenize
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
 from posgap.foundation.errors import Ambiguous, Malformed, PosgapError, shorten
-from posgap.foundation.json_text import parse_json
+from posgap.foundation.python_text import is_printed_by_numpy, python_value
 
 Fields = Mapping[str, Any]
 
 TABLE = json.loads(Path(__file__).with_name("log_formats.json").read_text(encoding="utf-8"))
-_ENDS_OF_LINES = (tokenize.NL, tokenize.NEWLINE)
+_DOTTED = re.compile(r"(?:inputs?|outputs?|reference(?:_outputs)?|attributes|metadata|retrieval|response)\..+")
 MAX_GRADE = 10  # of relevance; beyond are scores
 
 
 def is_filled(cell: Any) -> bool:
     """Whether a cell holds anything: not None, NaN, an empty text, list or object."""
-    if cell is None:  # first, since a row has few of the names that a field may have
-        return False
     if isinstance(cell, str):
         return bool(cell.strip())
-    if isinstance(cell, list | tuple | Mapping):
-        return bool(cell)
-    return not (isinstance(cell, float) and math.isnan(cell))
+    if isinstance(cell, float):
+        return not math.isnan(cell)
+    return cell is not None and (bool(cell) or not isinstance(cell, list | tuple | Mapping))
 
 
 def fold(text: str) -> str:
@@ -62,24 +55,47 @@ def plain_cells(row: Fields, where: str = "") -> dict[str, Any]:
     return cells
 
 
-def root_of(path: str) -> str:
-    """The name at which a path like `output[].answer` begins."""
-    return path.partition(".")[0].removesuffix("[]")
+def without(cells: Fields, names: Collection[str]) -> dict[str, Any]:
+    """The cells that have none of these names."""
+    return {name: cells[name] for name in cells if name not in names}
 
 
-def pick(value: Any, path: str) -> Any:
-    """What stands at a path like `root.children`, or `output[].answer`, whose [] goes through a list's items."""
+def pick(cells: Fields, path: str) -> Any:
+    """What stands in plain cells at a path like `root.children`, or `output[].answer`, whose [] goes through a list."""
     name, _, rest = path.partition(".")
-    found = plain_cells(as_mapping(value)).get(name.removesuffix("[]"))
+    found = cells.get(name.removesuffix("[]"))
     if not name.endswith("[]"):
-        return pick(found, rest) if rest else found
+        return pick(plain_cells(as_mapping(found)), rest) if rest else found
     picked: list[Any] = []
     found = opened(found)
     for items in found if isinstance(found, list) else ():
         for item in as_list(items):  # Milvus has a list for each query
-            inner = pick(item, rest) if rest else item
+            inner = pick(plain_cells(as_mapping(item)), rest) if rest else item
             picked += inner if isinstance(inner, list) else [inner] if is_filled(inner) else []
     return picked
+
+
+def nest(cells: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a row with dotted names, as exports write them into columns (inputs.question), as objects; those of
+    a span's attributes too, which OpenTelemetry has as a list of keys and values."""
+    if attributes := opened(cells.get("attributes")):
+        if isinstance(attributes, list):
+            pairs = map(as_mapping, attributes)
+            attributes = {pair.get("key"): next(iter(as_mapping(pair.get("value")).values()), None) for pair in pairs}
+        flat = {f"attributes.{name}": cell for name, cell in as_mapping(attributes).items()}
+        cells = without(cells, ["attributes"]) | flat
+    dotted = {name: cell for name, cell in cells.items() if _DOTTED.fullmatch(name)}
+    return {**without(cells, dotted), **_tree(dotted)} if dotted else cells
+
+
+def _tree(cells: Fields) -> Any:
+    """An object of objects of cells with dotted names, or a list if the names are 0, 1, 2 ..."""
+    groups: dict[str, dict[str, Any]] = {}
+    for name, cell in cells.items():
+        outer, _, rest = name.partition(".")
+        groups.setdefault(outer, {})[rest] = cell
+    tree = {outer: group[""] if "" in group else _tree(group) for outer, group in groups.items()}
+    return [tree[name] for name in sorted(tree, key=int)] if all(map(str.isdecimal, tree)) else tree
 
 
 def as_text(value: Any) -> str:
@@ -136,7 +152,7 @@ def parse_list(value: Any, where: str) -> list[Any]:
     if isinstance(read, list | tuple) or value is None:
         return list(read or ())
     what = f"expected a list, found {shorten(repr(value))}"
-    if isinstance(value, str) and _is_printed_by_numpy(value):
+    if isinstance(value, str) and is_printed_by_numpy(value):
         what = "a list as NumPy prints it, without commas between the texts; write JSON (json.dumps) or Parquet"
     elif isinstance(value, str) and is_list(value):
         what = f"a list that breaks off or is not JSON, in {len(value):,} characters that end with {value[-30:]!r}"
@@ -145,48 +161,13 @@ def parse_list(value: Any, where: str) -> list[Any]:
 
 
 def _transpose(columns: Fields, where: str) -> list[Any]:
-    """The rows of an object of lists, as `datasets` writes a list of objects; else its objects, or itself."""
+    """The rows of an object of lists, as `datasets` writes a list of objects; else the object itself."""
     lists = {name: column for name, column in columns.items() if isinstance(column, list)}
     if not lists:
-        are_rows = bool(columns) and all(isinstance(cell, dict) for cell in columns.values())
-        return list(columns.values()) if are_rows else [dict(columns)]
+        return [dict(columns)]
     if len({len(column) for column in lists.values()}) > 1:
         raise Malformed(f"{where}: its lists differ in length")
     return [dict(zip(lists, cells)) for cells in zip(*lists.values())]
-
-
-def python_value(cell: str) -> Any:
-    """The value of a text in JSON, or as Python prints it; None if it is neither. What Python prints of objects, as
-    `Document(page_content=...)`, are their fields by name."""
-    with contextlib.suppress(PosgapError):
-        return parse_json(cell, "")
-    if _is_printed_by_numpy(cell):
-        return None
-    with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-        return _value_of(ast.parse(cell.strip(), mode="eval").body)
-    return None
-
-
-def _value_of(node: ast.AST) -> Any:
-    if isinstance(node, ast.Call):
-        named = {each.arg: _value_of(each.value) for each in node.keywords if each.arg}
-        return _value_of(node.args[0]) if node.args else named  # array([...], dtype=object), UUID('...')
-    if isinstance(node, ast.List | ast.Tuple):
-        return [_value_of(each) for each in node.elts]
-    if isinstance(node, ast.Dict):
-        return {_value_of(key): _value_of(value) for key, value in zip(node.keys, node.values) if key}
-    if isinstance(node, ast.Name | ast.Attribute):
-        return None  # nan, <Enum.member>
-    return ast.literal_eval(node)
-
-
-def _is_printed_by_numpy(cell: str) -> bool:
-    """Whether texts stand side by side without a comma, which Python would take for one text."""
-    try:
-        kinds = [token.type for token in tokenize.generate_tokens(io.StringIO(cell).readline)]
-    except (tokenize.TokenError, SyntaxError):
-        return False
-    return (tokenize.STRING, tokenize.STRING) in pairwise(kind for kind in kinds if kind not in _ENDS_OF_LINES)
 
 
 def as_mapping(value: Any) -> Fields:

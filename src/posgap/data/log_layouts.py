@@ -1,19 +1,17 @@
 """Layouts of retrieval logs: a row for each question, or for each passage, and traces. All yield the same entries."""
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, NamedTuple
 
-from posgap.data.log_cells import TABLE, as_mapping, fold, is_filled, list_names, plain_cells
+from posgap.data.log_cells import TABLE, as_mapping, fold, is_filled, list_names, plain_cells, without
 from posgap.data.log_fields import FIELDS, Fields, LogFields, LoggedPassage
 from posgap.foundation.errors import Malformed, PosgapError
 from posgap.foundation.printing import format_count
 
+Numbered = Iterable[tuple[int, Any]]  # rows, with their numbers
 _MOST_NAMED = 3  # rows, of those that have one fault
-_DOTTED = re.compile(r"(?:inputs?|outputs?|reference(?:_outputs)?|attributes|metadata|retrieval|response)\..+")
 
 
 class LogRow(NamedTuple):
@@ -26,24 +24,27 @@ class LogRow(NamedTuple):
 
 @dataclass
 class LogEntry:
-    """A question of a log and what was retrieved for it, in the log's order: of a list (`is_list`), which the log has
-    put in order itself, or of rows. `relevant_ids` is None if it says nothing of them; `number` and `where` are of
-    its first row; `left_out` says why it cannot be asked."""
+    """A question of a log and what was retrieved for it, in the log's order: the passages that have a text, and how
+    many have none. `relevant_ids` is None if it says nothing of them; `number` and `where` are of its first row;
+    `left_out` says why it cannot be asked."""
 
     number: int
     where: str
     question: str
     passages: list[LoggedPassage]
+    textless: int
     answers: list[str]
-    relevant_ids: list[str] | None = None
-    id: str = ""
-    is_list: bool = True
+    relevant_ids: list[str] | None
+    id: str
     left_out: str = ""
 
     @property
-    def readable(self) -> list[LoggedPassage]:
-        """The passages that have a text."""
-        return [passage for passage in self.passages if passage.text.strip()]
+    def unique(self) -> list[LoggedPassage]:
+        """Each passage once, at the first place where it comes."""
+        first: dict[tuple[str, str], LoggedPassage] = {}
+        for passage in self.passages:
+            first.setdefault(passage.content, passage)
+        return list(first.values())
 
 
 @dataclass
@@ -52,34 +53,28 @@ class LogRows:
 
     name: str
     fields: LogFields
-    faults: dict[str, list[str]] = field(default_factory=dict)
-    kinds: set[type[PosgapError]] = field(default_factory=set)
+    faults: dict[tuple[type[PosgapError], str], list[str]] = field(default_factory=dict)
     count: int = 0
     layout: str = ""
 
-    def entries(self, numbered: Iterable[tuple[int, Any]]) -> list[LogEntry]:
+    def entries(self, numbered: Numbered) -> list[LogEntry]:
         """The entries of a log's (number, row); the first row with a passage tells its layout. Raises `PosgapError`
         that names the rows and all that is wrong with them."""
-        rows = self.rows(numbered)
-        leading: list[LogRow] = []
-        entries: list[LogEntry] = []
-        for row in rows:
-            leading.append(row)
-            self.layout = _layout_of(row.fields, self.fields)
-            if self.layout:
-                entries = list(_READERS[self.layout](chain(leading, rows), self))
-                break
+        rows = list(self.rows(numbered))
+        self.count = len(rows)
+        self.layout = next(filter(None, (_layout_of(row.fields, self.fields) for row in rows)), "")
+        entries = list(_READERS[self.layout](rows, self)) if self.layout else []
         self.require_no_faults()
-        if leading and not entries:
-            row = leading[-1]
-            if not self.layout and self.fields.find_passages(row.fields)[1] is not None:
-                self.fields.passages(row.fields, row.where)  # which says what is wrong with them
-            what = "expected a field `passages` with a list of passages, or one row for each passage with its `text`"
-            found = f"found {list_names(row.fields)}; --columns names others, like text=Content (docs/log-fields.md)"
-            raise Malformed(f"{row.where}: no retrieved passages in {format_count(self.count, 'row')}: {what}; {found}")
+        if rows and not entries:
+            _, where, fields = rows[-1]
+            if not self.layout and self.fields.find_passages(fields)[1] is not None:
+                self.fields.passages(fields, where)  # which says what is wrong with them
+            what = f"no retrieved passages in {format_count(self.count, 'row')}: expected a list of them in `passages`"
+            what += f", or a row for each with its `text`; found {list_names(fields)}; --columns names others, like"
+            raise Malformed(f"{what} text=Content (docs/log-fields.md)", at=where)
         return entries
 
-    def rows(self, numbered: Iterable[tuple[int, Any]]) -> Iterator[LogRow]:
+    def rows(self, numbered: Numbered) -> Iterator[LogRow]:
         """Yields the rows; what ends the file early is a fault of it."""
         with self.note_fault():
             for outer, item in numbered:
@@ -89,9 +84,8 @@ class LogRows:
                     raise Malformed(what, at=f"{self.name}:{outer}")
                 for number, row in enumerate(inner, start=1) if inner is not None else [(outer, item)]:
                     where = f"{self.name}:{number}"
-                    fields = _nest(self.fields.row(row, where))
+                    fields = self.fields.row(row, where)
                     if any(map(is_filled, fields.values())):
-                        self.count += 1
                         yield LogRow(number, where, fields)
 
     @contextmanager
@@ -101,19 +95,18 @@ class LogRows:
             yield
         except PosgapError as error:
             where = where or error.at or str(error).partition(": ")[0]
-            self.kinds.add(type(error))
-            self.faults.setdefault(str(error).removeprefix(f"{where}: "), []).append(where)
+            self.faults.setdefault((type(error), str(error).removeprefix(f"{where}: ")), []).append(where)
 
     def require_no_faults(self) -> None:
         """Raises `PosgapError` with the faults, each with the number of its rows."""
         told = []
-        for what, places in self.faults.items():
+        for (_, what), places in self.faults.items():
             more = f" and {len(places) - _MOST_NAMED} more" if len(places) > _MOST_NAMED else ""
             told.append(f"{', '.join(places[:_MOST_NAMED])}{more}: {what}")
         told[_MOST_NAMED:] = [f"and {len(told) - _MOST_NAMED} other faults"] if len(told) > _MOST_NAMED else []
+        kinds = {kind for kind, _ in self.faults}
         if told:
-            (kind,) = self.kinds if len(self.kinds) == 1 else {Malformed}
-            raise kind("; ".join(told))
+            raise (kinds.pop() if len(kinds) == 1 else Malformed)("; ".join(told))
 
     def entry(self, row: LogRow, fields: Fields, passages: list[LoggedPassage]) -> LogEntry:
         """The entry of a question's fields and passages, which begins with this row."""
@@ -122,11 +115,11 @@ class LogRows:
         names = ("id", *self.fields.names["question_id"])
         found = next((fields[name] for name in names if is_filled(fields.get(name))), "")
         name = "" if isinstance(found, dict | list) else str(found)
-        entry = LogEntry(row.number, row.where, question, passages, answers, id=name)
-        entry.relevant_ids = self.fields.relevant_ids(fields, row.where)
-        if self.fields.is_unanswerable(fields, answers, name):
-            entry.left_out = "that have no answer, as they say"
-        return entry
+        ids = self.fields.relevant_ids(fields, row.where)
+        why = "that have no answer, as they say" if self.fields.is_unanswerable(fields, answers, name) else ""
+        readable = [passage for passage in passages if passage.text.strip()]
+        textless = len(passages) - len(readable)
+        return LogEntry(row.number, row.where, question, readable, textless, answers, ids, name, why)
 
 
 def find_wrapped(row: Any) -> list[Any] | None:
@@ -147,45 +140,16 @@ def find_wrapped(row: Any) -> list[Any] | None:
     if reader.find_question(row) and reader.has_passages(row):
         return None
     plain = plain_cells(row)
-    for name in TABLE["wrappers"]:
-        inner = plain.get(name)
-        inner = find_wrapped(inner) if isinstance(inner, dict) and name == "results" else inner  # promptfoo
-        if isinstance(inner, list) and _are_rows(inner):
-            return inner
-    return columns if _are_rows(columns) else None  # index
+    inner = [find_wrapped(plain[name]) or plain[name] for name in TABLE["wrappers"] if name in plain]
+    return next(filter(_are_rows, [*inner, columns]), None)  # or index
 
 
-def _are_rows(values: list[Any]) -> bool:
-    """Whether all of some values are objects, and the first is a row of a log."""
-    if not values or not all(type(value) is dict for value in values):
+def _are_rows(values: Any) -> bool:
+    """Whether a value is a list of objects, and the first of them a row of a log."""
+    if not isinstance(values, list) or not values or not all(type(value) is dict for value in values):
         return False
     first = LogFields().row(values[0], "")
     return bool(LogFields().find_question(first)) or is_trace(first)
-
-
-def _nest(cells: Fields) -> Fields:
-    """The fields of a row with dotted names, as exports write them into columns (inputs.question), as objects."""
-    tree: dict[str, Any] = {}
-    if not any(map(_DOTTED.fullmatch, cells)):
-        return cells
-    for name, cell in cells.items():
-        *outer, last = name.split(".") if _DOTTED.fullmatch(name) else [name]
-        place = tree
-        for part in outer:
-            if not isinstance(place.get(part), dict):
-                place[part] = {}
-            place = place[part]
-        place[last] = cell
-    return {name: _lists(cell) for name, cell in tree.items()}
-
-
-def _lists(value: Any) -> Any:
-    """An object whose names are 0, 1, 2 ... as a list, within objects too."""
-    if not isinstance(value, dict):
-        return value
-    inner = {name: _lists(cell) for name, cell in value.items()}
-    are_numbers = bool(inner) and all(str(name).isdecimal() for name in inner)
-    return [inner[name] for name in sorted(inner, key=int)] if are_numbers else inner
 
 
 def question_rows(rows: Iterable[LogRow], log: LogRows) -> Iterator[LogEntry]:
@@ -211,41 +175,27 @@ def passage_rows(rows: Iterable[LogRow], log: LogRows) -> Iterator[LogEntry]:
             if name is None:
                 log.fields.question(row.fields, row.where)
             # A row's `id` is that of the row, or of the question.
-            cells = row.fields if "id" in log.fields.named else _without(row.fields, ("id", "id_", "_id"))
+            cells = row.fields if "id" in log.fields.named else without(row.fields, ("id", "id_", "_id"))
             passage = log.fields.passage(cells, row.where)
             by_question.setdefault(str(name), []).append((row, passage))
     for of_question in by_question.values():
-        with log.note_fault(of_question[0][0].where):
-            yield _join_rows(of_question, log)
-
-
-def _join_rows(of_question: Sequence[tuple[LogRow, LoggedPassage]], log: LogRows) -> LogEntry:
-    """The entry of one question's rows, each with its passage."""
-    answers: list[str] = []
-    common: dict[str, Any] = {}  # what the rows say of the question
-    for row, _ in of_question:
-        rest = _without(row.fields, (*log.fields.names["text"], *log.fields.names["id"]))
-        answers += log.fields.answers(rest, row.where)
-        for name, cell in rest.items():
-            if name not in common and is_filled(cell):
-                common[name] = cell
-    first, _ = of_question[0]
-    passages = [passage for _, passage in of_question]
-    log.fields.add_lists_beside(passages, common, first.where)
-    entry = log.entry(first, common, passages)
-    entry.answers = list(dict.fromkeys(answers))
-    entry.is_list = False
-    return entry
-
-
-def _without(row: Fields, names: Iterable[str]) -> dict[str, Any]:
-    """The fields of a row that have none of these names."""
-    return {name: cell for name, cell in row.items() if name not in set(names)}
+        first, _ = of_question[0]
+        passages = [passage for _, passage in of_question]
+        answers: list[str] = []
+        common: Fields = {}  # what the rows say of the question
+        with log.note_fault(first.where):
+            for row, _ in of_question:
+                rest = without(row.fields, [*log.fields.names["text"], *log.fields.names["id"]])
+                answers += log.fields.answers(rest, row.where)
+                common = {name: cell for name, cell in rest.items() if is_filled(cell)} | common
+            log.fields.add_lists_beside(passages, common, first.where)
+            entry = log.entry(first, common, passages)
+            entry.answers = list(dict.fromkeys(answers))
+            yield entry
 
 
 def is_trace(row: Fields) -> bool:
-    """Whether a row is a run of LangChain or LangSmith, an event or a span of LlamaIndex, OpenTelemetry or Phoenix, or
-    a trace of Langfuse."""
+    """Whether a row is a run, an event or a span of a trace, as frameworks write them."""
     return any(set(mark) <= set(row) for mark in TABLE["traces"])
 
 
@@ -255,7 +205,7 @@ def trace_rows(rows: Iterable[LogRow], log: LogRows) -> Iterator[LogEntry]:
     queries: dict[str, Any] = {}
     for row in rows:
         with log.note_fault(row.where):
-            for retrieval in _retrievals(row.fields, queries):
+            for retrieval in _retrievals(row.fields, queries, {}):
                 question = log.fields.find_question(retrieval)
                 if question is None or fold(question) in done or not log.fields.has_passages(retrieval):
                     continue
@@ -263,51 +213,37 @@ def trace_rows(rows: Iterable[LogRow], log: LogRows) -> Iterator[LogEntry]:
                 yield log.entry(row, retrieval, log.fields.passages(retrieval, row.where))
 
 
-def _retrievals(row: Fields, queries: dict[str, Any], asked: Fields | None = None) -> Iterator[Fields]:
+def _retrievals(row: Fields, queries: dict[str, Any], asked: Fields) -> Iterator[Fields]:
     """Yields the fields of all that may be retrievals in a trace's row. `queries` has those of LlamaIndex' events that
     have begun, by their id; `asked` is the question of the run that called this one, and what is right."""
-    if "payload" in row and "event_type" in row:
-        payload = as_mapping(row["payload"])
+    if "event_type" in row:
         event = str(row.get("id_", ""))
-        queries.setdefault(event, payload.get("query_str"))
-        yield {"query": queries[event], **payload}
+        queries.setdefault(event, row.get("query_str"))
+        yield {"query": queries[event], **row}
         return
-    if not {"inputs", "outputs", "input", "output", "run_type"} & set(row):
-        yield {**row, **as_mapping(row.get("response"))}
     reader = LogFields()
-    inputs = as_mapping(row.get("inputs", row.get("input")))
-    bare = {"question": row.get("inputs", row.get("input"))}  # a text, or messages
-    if not reader.find_question(inputs) and reader.find_question(bare):
-        inputs = {**inputs, "question": reader.find_question(bare)}
+    asked_for = row.get("inputs", row.get("input"))  # fields, a text, or messages
     outputs = row.get("outputs", row.get("output"))
     outputs = {"documents": outputs} if isinstance(outputs, list) and outputs else as_mapping(outputs)
-    own = {**_without(outputs, FIELDS["answers"]), **inputs, **_of_attributes(row.get("attributes"))}
+    own = {"question": asked_for, **without(outputs, FIELDS["answers"]), **as_mapping(asked_for)}
+    is_run = not {"inputs", "outputs", "input", "output", "run_type"}.isdisjoint(row)
+    if not is_run:
+        own = {**asked, **row}
     # A run that was called says itself what was retrieved; what is right stands in the one that called it: in its
     # reference outputs or beside them, since its own answer is what the chain said.
     references = [as_mapping(row.get(name)) for name in ("reference_outputs", "reference", "expectations")]
-    beside = {"answers": row.get("reference_outputs"), **_without(row, ("answer",))}
-    accepted = reader.cell("answers", *references, {n: c for n, c in beside.items() if not isinstance(c, Mapping)})
-    common = {"question": reader.find_question(own), "expected_answers": accepted}
-    common["relevant_ids"] = reader.cell("relevant_ids", row)
-    common = {name: (asked or {}).get(name) if value is None else value for name, value in common.items()}
-    yield {**own, **common}
+    beside = {name: cell for name, cell in row.items() if name != "answer" and not isinstance(cell, Mapping)}
+    common = {
+        "question": reader.find_question(own),
+        "expected_answers": reader.cell("answers", *references, beside),
+        "relevant_ids": reader.cell("relevant_ids", row),
+    }
+    common = {name: asked.get(name) if value is None else value for name, value in common.items()}
+    yield {**own, **common} if is_run else own
     for name in ("child_runs", "observations", "spans", "children"):
         children = row.get(name)
         for child in children if isinstance(children, list) else ():
-            yield from _retrievals(plain_cells(as_mapping(child)), queries, common)
-
-
-def _of_attributes(value: Any) -> Fields:
-    """The question and the passages of a span's attributes, by OpenInference's names: nested, dotted, or a list of keys
-    and values, as OpenTelemetry has it."""
-    if isinstance(value, list):
-        pairs = [as_mapping(each) for each in value]
-        value = {pair.get("key"): next(iter(as_mapping(pair.get("value")).values()), None) for pair in pairs}
-    plain = {f"attributes.{name}": cell for name, cell in as_mapping(value).items() if isinstance(name, str)}
-    attributes = as_mapping(_nest(plain).get("attributes"))
-    asked = as_mapping(attributes.get("input")).get("value", attributes.get("input"))
-    documents = as_mapping(attributes.get("retrieval")).get("documents")
-    return {"question": asked, "documents": documents} if attributes else {}
+            yield from _retrievals(reader.row(as_mapping(child), ""), queries, common)
 
 
 def _layout_of(row: Fields, reader: LogFields) -> str:
@@ -316,7 +252,7 @@ def _layout_of(row: Fields, reader: LogFields) -> str:
         return "runs or spans of a trace"
     if reader.has_passages(row):
         return "a question"
-    return "a passage" if any(is_filled(row.get(name)) for name in reader.names["text"]) else ""
+    return "a passage" if any(reader.cells("text", row)) else ""
 
 
 _READERS = {"runs or spans of a trace": trace_rows, "a question": question_rows, "a passage": passage_rows}

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
 
-from posgap.data.log_cells import python_value
 from posgap.foundation.errors import Malformed, PosgapError
 from posgap.foundation.files import Record, parse_as, read_jsonl, read_rows
+from posgap.foundation.python_text import python_value
 from posgap.tasks.examples import Document, Example, KVExample, Texts
 from posgap.tasks.metrics import contains_answer, holds_answer
 

@@ -7,7 +7,7 @@ left out and counted.
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, cast
 from posgap.data.import_report import ImportReport
 from posgap.data.log_cells import MAX_GRADE, ask, fold
 from posgap.data.log_fields import NUMBERS, LogFields, LoggedPassage
-from posgap.data.log_layouts import LogEntry, LogRows, is_trace
+from posgap.data.log_layouts import LogEntry, LogRows, Numbered, is_trace
 from posgap.foundation.errors import BadOption, Malformed, PosgapError, shorten
 from posgap.foundation.files import read_rows
 from posgap.foundation.printing import format_count
@@ -24,22 +24,18 @@ from posgap.tasks.metrics import contains_answer, is_sentence, normalize
 
 log = logging.getLogger(__name__)
 Relevance = Literal["id", "label", "answer"]
-_UNSURE = ("score", "scores")  # which are distances in some stores
-
-
 Labels = tuple[list[str], list[str] | None]  # the accepted answers to a question, and the ids of relevant passages
 
 
 class _Reading(NamedTuple):
-    """A number of a log's passages, of a kind of `NUMBERS`, whose `lowest` or highest is first by its name, if that
-    `is_sure`; in how many questions passages come `against` it, whether they are `turned` round in all, and whether it
-    numbers each list without a gap (`is_exact`)."""
+    """A number of a log's passages, of a kind of `NUMBERS`, whose `lowest` or highest is first by its name; in how many
+    questions passages come `against` it, and whether they are `turned` round in all. If all numbers are against the
+    order in which passages come, one that `decides` replaces it."""
 
     name: str
     kind: str
     lowest: bool
-    is_sure: bool
-    is_exact: bool
+    decides: bool
     against: int
     turned: bool
 
@@ -47,10 +43,6 @@ class _Reading(NamedTuple):
         """By what passages are sorted: the number, those without it behind."""
         number = passage.numbers.get(self.name, 0)
         return self.name not in passage.numbers, number if self.lowest else -number
-
-
-class _LeftOutError(Exception):
-    """Why a question cannot be asked, as it follows "left out 3"."""
 
 
 def is_log(row: Any, table: bool = False) -> bool:
@@ -90,9 +82,7 @@ class RetrievalLog:
         read.require_no_faults()
         return replace(self, labels=labels)
 
-    def examples(
-        self, rows: Iterable[tuple[int, Any]], report: ImportReport | None = None
-    ) -> Iterator[tuple[int, RankedExample]]:
+    def examples(self, rows: Numbered, report: ImportReport | None = None) -> Iterator[tuple[int, RankedExample]]:
         """Yields (number, example) of the log's (number, row), with the passages in the retriever's order. One that
         comes twice counts once. Of a trace the first retrieval for a question counts.
 
@@ -111,16 +101,15 @@ class RetrievalLog:
                 raise BadOption(f"{self.name}: columns: no row has `{name}`, which --columns names for {given}")
         self._decide_labels(entries, counted)
         id_name = self._decide_ids(entries)
-        order = self._decide_order(entries, read.fields, counted)
+        order = self._decide_order(entries, read, counted)
         counted.taken_for += _describe(read, entries, order, id_name)
         for entry in entries:
-            try:
-                example = self._example(entry)
-            except _LeftOutError as reason:
-                counted.left_out[str(reason)] += 1
-                continue
-            counted.count_example(example)
-            yield entry.number, example
+            example = self._example(entry)
+            if isinstance(example, str):
+                counted.left_out[example] += 1
+            else:
+                counted.count_example(example)
+                yield entry.number, example
         if report is None:
             if not counted.relevant:
                 why = "; ".join(counted.summary_lines()) or "there is none"
@@ -142,7 +131,7 @@ class RetrievalLog:
         if shares:
             what = "labels are not whole numbers, so they are scores; import them as grades by --relevant label"
             report.left_open[what] = len(entries)
-        scores = [passage.numbers.get("score") for entry in entries for passage in entry.readable]
+        scores = [passage.numbers.get("score") for entry in entries for passage in entry.passages]
         grades = {score for score in scores if score is not None and score % 1 == 0 and 0 <= score <= MAX_GRADE}
         is_told = self.order or self.relevance or any(entry.relevant_ids is not None for entry in entries)
         is_told = is_told or any(each.labels or each.is_listed for each in passages)
@@ -157,8 +146,8 @@ class RetrievalLog:
         found = {name: own for name, own in places.items() if any(own)}
         first = next(iter(found), "")
         if any(own != found[first] for own in found.values()):
-            kinds = [f"`{name}` in {format_count(sum(map(bool, each)), 'question')}" for name, each in found.items()]
-            what = f"the ids of relevant passages fit {' and '.join(kinds)}, which mark different passages"
+            kinds = " and ".join(f"`{name}`" for name in found)
+            what = f"the ids of relevant passages fit {kinds}, which mark different passages"
             ask(what, *(f"--columns id={name}" for name in found), where=self.name)
         for entry, relevant in zip(entries, found.get(first, ())):
             for place, passage in enumerate(entry.passages):
@@ -166,67 +155,60 @@ class RetrievalLog:
                 passage.ids = {name: id for name, id in passage.ids.items() if name == first}
         return first
 
-    def _decide_order(self, entries: Sequence[LogEntry], fields: LogFields, report: ImportReport) -> str:
+    def _decide_order(self, entries: Sequence[LogEntry], read: LogRows, report: ImportReport) -> str:
         """Puts the passages of all questions in the retriever's order, and returns in words which that is.
 
         It is as they come, if every number has them so too; a reranker's replaces the first stage's. In a store's
         response, or beside a number that agrees, a score that rises is a distance. The rows of a table have no order of
         their own, so ranks and numbers whose name says what comes first decide; and so do ranks from a list's end.
         """
-        readings = _read_numbers(entries, fields)
+        readings = _read_numbers(entries, read)
         ends = {"highest": False, "lowest": True}
         ways = {f"{each.name}:{end}": each._replace(lowest=low) for each in readings for end, low in ends.items()}
-        if chosen := self.order or next(iter(fields.orders), ""):
-            if chosen not in ("listed", *ways):
-                raise BadOption(f"{self.name}: order: {chosen!r} is none of {', '.join(['listed', *ways])}")
-            if chosen in ways:
-                _sort(entries, ways[chosen], report)
-            how = "as the passages come" if chosen == "listed" else f"by `{chosen}`"
-            return f"{how}, as {'you say' if self.order else 'the format has it'}"
+        words = "as the passages come"
+        if self.order not in ("", "listed", *ways):
+            raise BadOption(f"{self.name}: order: {self.order!r} is none of {', '.join(['listed', *ways])}")
+        if self.order in ways:
+            _sort(entries, ways[self.order], report)
+            words = f"by `{self.order}`"
+        if self.order:
+            return f"{words}, as you say"
         if any(each.kind == "reranked" for each in readings):
             readings = [each for each in readings if each.kind in ("rank", "reranked")]
-        are_rows = not any(entry.is_list for entry in entries)
         names = [reading.name for reading in readings]
-        words = "as the passages come"
-        if are_rows:
-            deciding = [each for each in readings if each.is_exact or (each.is_sure and not each.turned)]
-        else:
-            deciding = [each for each in readings if each.is_exact and each.turned]
-        by = deciding[0] if deciding and all(each.against for each in readings) else None
+        is_open = all(each.against for each in readings)
+        by = next((each for each in readings if is_open and each.decides), None)
         if by:
             words = f"by `{by.name}`; the passages come otherwise in {by.against} questions"
             _sort(entries, by, report)
-            readings = [each for each in _read_numbers(entries, fields) if each.name in names]
+            readings = [each for each in _read_numbers(entries, read) if each.name in names]
         agreeing = [each for each in readings if not each.against]
-        is_listed = all(passage.is_listed for entry in entries for passage in entry.readable)
+        is_listed = all(passage.is_listed for entry in entries for passage in entry.passages)
         for each in readings:
             if each.against and not (each.turned and each.kind != "rank" and (is_listed or agreeing)):
                 than = f"`{(by or agreeing[0]).name}` has them" if by or agreeing else "they come"
-                what = (
-                    f"the order is open: in {each.against} of {format_count(len(entries), 'question')} `{each.name}` "
-                    f"puts the passages in another order than {than} ({_show_both(entries, each)})"
-                )
+                what = f"the order is open: in {each.against} of {format_count(len(entries), 'question')} `{each.name}`"
+                what += f" puts the passages in another order than {than} ({_show_both(entries, each)})"
                 options = [f"--order {way}" for way, reading in ways.items() if reading.name in names]
                 ask(what, "--order listed", *options, where=self.name)
             words += f"; `{each.name}` {'goes the other way round' if each.against else 'has them so'}"
-        for each in agreeing:
             if each.kind == "rank" and not by:
                 _sort(entries, each, report)
         return words
 
-    def _example(self, entry: LogEntry) -> RankedExample:
-        """The example of a log's entry. Raises `_LeftOutError` if it cannot be asked."""
-        retrieved = entry.readable
+    def _example(self, entry: LogEntry) -> RankedExample | str:
+        """The example of a log's entry, or why it cannot be asked, as it follows "left out 3"."""
+        retrieved = entry.passages
         if entry.left_out:
-            raise _LeftOutError(entry.left_out)
+            return entry.left_out
         if not entry.answers:
             what = "without answers (columns `answers` or `ground_truth`, or a file given as --answers; `answer` beside"
-            raise _LeftOutError(f"{what} retrieved contexts is the chain's: if accepted, --columns answer=answer)")
+            return f"{what} retrieved contexts is the chain's: if accepted, --columns answer=answer)"
         has_labels = any(passage.labels for passage in retrieved)
         way = self.relevance or ("id" if entry.relevant_ids is not None else "label" if has_labels else "answer")
         told = {
-            "id": {id(each) for each in retrieved if each.is_named},
-            "label": {id(each) for each in retrieved if any(grade > 0 for grade in each.labels.values())},
+            "id": {each.content for each in retrieved if each.is_named},
+            "label": {each.content for each in retrieved if any(grade > 0 for grade in each.labels.values())},
         }
         if not self.relevance and has_labels and way == "id" and told["id"] != told["label"]:
             what = "ids and labels call different passages relevant"
@@ -236,9 +218,10 @@ class RetrievalLog:
             what = f"relevance goes by id, but the row has no {lacking}, nor `passage_ids`; or give --relevant answer"
             raise Malformed(what, at=entry.where)
         if way == "answer":
-            told[way] = {id(each) for each in retrieved if contains_answer(f"{each.title} {each.text}", entry.answers)}
-        passages = _unique_passages(retrieved, told[way])
-        _require_contrast(passages, entry, way)
+            told[way] = {each.content for each in retrieved if contains_answer(" ".join(each.content), entry.answers)}
+        passages = [each.as_passage(relevant=each.content in told[way]) for each in entry.unique]
+        if without_contrast := _lacking_contrast(passages, entry, way):
+            return without_contrast
         name = entry.id or f"rag-{entry.number:06d}"
         way = cast(Relevance, way)
         return RankedExample(id=name, question=entry.question, answers=entry.answers, passages=passages, relevance=way)
@@ -248,15 +231,14 @@ def _plain_questions(entries: Sequence[LogEntry], name: str) -> None:
     """Takes ids that several questions share for none, as those of users are, and numbers that all end in .0, as in a
     column with empty cells, for whole ones."""
     ids = [entry.id for entry in entries if entry.id]
-    is_shared = len(set(ids)) < len(ids)
-    if is_shared:
+    if len(set(ids)) < len(ids):
         log.info("%s: several questions share an `id`, so it is not taken as the question's id", name)
-    numbers = [answer for entry in entries for answer in entry.answers if re.fullmatch(r"-?\d+(\.\d+)?", answer)]
-    are_whole = all(re.fullmatch(r"-?\d+\.0", number) for number in numbers)
-    for entry in entries:
-        entry.id = "" if is_shared else entry.id
-        if are_whole:
-            entry.answers = [re.sub(r"^(-?\d+)\.0$", r"\1", answer) for answer in entry.answers]
+        for entry in entries:
+            entry.id = ""
+    numbers = {a for entry in entries for a in entry.answers if re.fullmatch(r"-?\d+(\.\d+)?", a)}
+    if all(number.endswith(".0") for number in numbers):
+        for entry in entries:
+            entry.answers = [each.removesuffix(".0") if each in numbers else each for each in entry.answers]
 
 
 def _relevant_by(name: str, entry: LogEntry) -> set[int]:
@@ -265,25 +247,20 @@ def _relevant_by(name: str, entry: LogEntry) -> set[int]:
     own = [passage.ids.get(name) for passage in entry.passages]
     parted: set[str] = set()
     for each in entry.relevant_ids or ():
-        parts = [part for part in re.split(r"\s*[,;|\s]\s*", each.strip(" []{}()")) if part]
-        parted |= {each} if each in own or not parts else set(parts)
+        parted |= {each} if each in own else set(re.split(r"\s*[,;|\s]\s*", each.strip(" []{}()")))
     return {place for place, id in enumerate(own) if id in parted}
 
 
-def _read_numbers(entries: Sequence[LogEntry], fields: LogFields) -> list[_Reading]:
+def _read_numbers(entries: Sequence[LogEntry], read: LogRows) -> list[_Reading]:
     """The numbers that passages have, by name, with the order that each of them is."""
-    kinds = {name: kind for kind in NUMBERS for name in fields.names[kind]}
+    kinds = {name: kind for kind in NUMBERS for name in read.fields.names[kind]}
+    is_table = read.layout == "a passage"
     readings = []
-    for name in dict.fromkeys(name for entry in entries for each in entry.readable for name in each.numbers):
-        lists = []
-        for entry in entries:
-            once: dict[str, float] = {}  # what comes twice counts once
-            for each in entry.readable:
-                if name in each.numbers:
-                    once.setdefault(each.text, each.numbers[name])
-            lists += [[*once.values()]] if once else []
+    for name in dict.fromkeys(name for entry in entries for each in entry.passages for name in each.numbers):
+        lists = [[each.numbers[name] for each in entry.unique if name in each.numbers] for entry in entries]
+        lists = [numbers for numbers in lists if numbers]
         kind = kinds.get(name, "distance" if "distance" in name else "score")
-        is_sure = name not in _UNSURE
+        is_sure = name not in ("score", "scores")  # which are distances in some stores
         are_whole = all(number % 1 == 0 and number >= 0 for numbers in lists for number in numbers)
         is_exact = are_whole and all(len(set(each)) == len(each) and max(each) <= len(each) for each in lists)
         if name == "position" and not is_exact:
@@ -294,7 +271,8 @@ def _read_numbers(entries: Sequence[LogEntry], fields: LogFields) -> list[_Readi
         against = sum(numbers != sorted(numbers, reverse=not lowest) for numbers in lists)
         turned = all(numbers == sorted(numbers, reverse=lowest) for numbers in lists)
         if against or not turned:  # else all are equal
-            readings.append(_Reading(name, kind, lowest, is_sure, is_exact and kind == "rank", against, turned))
+            decides = (is_table and is_sure and not turned) or (is_exact and kind == "rank" and (is_table or turned))
+            readings.append(_Reading(name, kind, lowest, decides, against, turned))
     return readings
 
 
@@ -304,17 +282,17 @@ def _sort(entries: Sequence[LogEntry], by: _Reading, report: ImportReport) -> No
     for entry in entries:
         entry.passages.sort(key=by.place)
         if by.kind == "rank" and by.lowest:
-            ranked = {(each.numbers[by.name], each.text) for each in entry.readable if by.name in each.numbers}
+            ranked = {(each.numbers[by.name], each.text) for each in entry.passages if by.name in each.numbers}
             if len({rank for rank, _ in ranked}) < len(ranked):
                 entry.left_out = "with several passages at one rank: give each retrieval another `question_id`"
-            if any(by.name not in each.numbers for each in entry.readable):
+            if any(by.name not in each.numbers for each in entry.passages):
                 report.left_open["passages have no rank, and stand behind those that have one"] += 1
 
 
 def _show_both(entries: Sequence[LogEntry], reading: _Reading) -> str:
     """The first passage of a question as it comes, and by a number."""
     for entry in entries:
-        passages = [each for each in entry.readable if reading.name in each.numbers]
+        passages = [each for each in entry.passages if reading.name in each.numbers]
         best = min(passages, key=reading.place, default=None)
         if best and best.numbers[reading.name] != passages[0].numbers[reading.name]:
             comes, has = (shorten(repr(each.text[:60])) for each in (passages[0], best))
@@ -326,55 +304,37 @@ def _describe(read: LogRows, entries: Sequence[LogEntry], order: str, id_name: s
     """What a log was taken for, in a few lines."""
     if not entries:
         return []
-
-    def names(field: str) -> str:
-        return " and ".join(f"`{name}`" for own, name in read.fields.taken if own == field)
-
-    sizes = [len({passage.text for passage in entry.readable}) for entry in entries]  # what comes twice counts once
-    textless = [each for entry in entries for each in entry.passages if not each.text.strip()]
-    empty = sum(bool(each.ids) or not read.layout.endswith("passage") for each in textless)
-    nowhere = "the text" if any(each.title for entry in entries for each in entry.passages) else "nowhere"
+    names: dict[str, list[str]] = {}
+    for own, name in read.fields.taken:
+        names.setdefault(own, []).append(f"`{name}`")
+    fields = ("question", "answers", "passages", "text", "title", "label")
+    told = [f"{own} from {' and '.join(names[own])}" for own in fields if own in names]
+    told += [f"relevant passages named by `{id_name}`"] if id_name else []
     formats = f" ({', '.join(read.fields.formats)})" if read.fields.formats else ""
-    labels = f", labels from {names('label')}" if names("label") else ""
-    without = f"; {empty} without a text are left out" if empty else ""
-    ids = f"; relevant passages are named by `{id_name}`" if id_name else ""
+    sizes = [len(entry.unique) for entry in entries]
+    empty = sum(entry.textless for entry in entries)
+    left_out = f"; {empty} without a text are left out" if empty else ""
     return [
-        f"{format_count(len(entries), 'question')} of {format_count(read.count, 'row')}{formats}, each {read.layout}: "
-        f"question from {names('question')}, answers from {names('answers') or '--answers'}",
-        f"passages from {names('passages') or 'the rows'}, {min(sizes)} to {max(sizes)} for a question: "
-        f"text from {names('text') or 'the list'}, title from {names('title') or nowhere}{labels}{ids}{without}",
+        f"{format_count(len(entries), 'question')} of {format_count(read.count, 'row')}{formats}, each {read.layout}",
+        ", ".join(told),
+        f"{min(sizes)} to {max(sizes)} passages for each question{left_out}",
         f"order: {order}",
     ]
 
 
-def _unique_passages(retrieved: Sequence[LoggedPassage], relevant: set[int]) -> list[Passage]:
-    """Each passage once, marked as relevant if it is once."""
-    passages: dict[tuple[str, str], Passage] = {}
-    for each in retrieved:
-        name = next(iter(each.ids.values()), "")
-        score = each.score
-        passage = Passage(title=each.title, text=each.text, score=score, relevant=id(each) in relevant, id=name)
-        first = passages.setdefault((each.title, each.text), passage)
-        if passage.relevant and not first.relevant:
-            passages[each.title, each.text] = first.model_copy(update={"relevant": True})
-    return list(passages.values())
-
-
-def _require_contrast(passages: Sequence[Passage], entry: LogEntry, way: str) -> None:
-    """Raises `_LeftOutError` if the relevant passages tell nothing of positions."""
+def _lacking_contrast(passages: Sequence[Passage], entry: LogEntry, way: str) -> str:
+    """Why the relevant passages tell nothing of positions; empty if they do."""
     if way == "answer" and {normalize(answer) for answer in entry.answers} <= {"yes", "no"}:
-        raise _LeftOutError(
-            "answered by yes or no, which no passage can be matched with: label the relevant passages, or "
-            "give their ids"
-        )
-    if entry.passages and not passages:
-        raise _LeftOutError("whose passages have no text: name its field by --columns text=NAME")
+        return "answered by yes or no, which no passage can be matched with: label relevant passages, or give their ids"
+    if entry.textless and not passages:
+        return "whose passages have no text: name its field by --columns text=NAME"
     if not any(passage.relevant for passage in passages):
         if way == "answer" and all(is_sentence(answer) for answer in entry.answers):
             what = "whose answer is a sentence that no passage holds word for word: give short answers, or label"
-            raise _LeftOutError(f"{what} passages as `relevant` or by `relevant_ids`")
-        raise _LeftOutError("without a relevant passage among the retrieved ones")
+            return f"{what} passages as `relevant` or by `relevant_ids`"
+        return "without a relevant passage among the retrieved ones"
     if len(passages) == 1:
-        raise _LeftOutError("with only one passage, which has no position: split a joined context into its passages")
+        return "with only one passage, which has no position: split a joined context into its passages"
     if all(passage.relevant for passage in passages):
-        raise _LeftOutError("whose passages are all relevant, so that position cannot matter")
+        return "whose passages are all relevant, so that position cannot matter"
+    return ""
