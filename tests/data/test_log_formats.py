@@ -428,7 +428,7 @@ def test_a_log_that_is_mostly_left_out_warns(caplog):
 
 def test_one_passage_has_no_position():
     _, report = read({"question": QUESTION, "answer": "north", "text": " ".join(TEXTS)})
-    assert [*report.left_out.values()] == [1] and "one passage alone" in next(iter(report.left_out))
+    assert [*report.left_out.values()] == [1] and "one passage" in next(iter(report.left_out))
 
 
 @pytest.mark.parametrize(
