@@ -182,7 +182,7 @@ def passage_rows(rows: Iterable[LogRow], log: LogRows) -> Iterator[LogEntry]:
         first, _ = of_question[0]
         passages = [passage for _, passage in of_question]
         answers: list[str] = []
-        common: Fields = {}  # what the rows say of the question
+        common: dict[str, Any] = {}  # what the rows say of the question
         with log.note_fault(first.where):
             for row, _ in of_question:
                 rest = without(row.fields, [*log.fields.names["text"], *log.fields.names["id"]])
