@@ -92,7 +92,7 @@ def publish_file(path: Path, uri: Location, force: bool) -> None:
     sha256 = files.digest_path(path)
     if not there or stated_sha256(there) != sha256:
         if there and not force:
-            raise BadOutput("is there, and not what this command writes; --force replaces it", at=uri)
+            raise BadOutput("was not written by this command; --force replaces it", at=uri)
         upload_path(path, uri)
     move_into_cache(path, sha256)
 

@@ -262,7 +262,7 @@ class File(Output):
     def require_replaceable(self) -> None:
         """Raises `PosgapError` if a file is there that another one must not replace."""
         if self.out.exists() and not self.force and not self.may_replace(self.out):
-            raise BadOutput("is there, and not what this command writes; --force replaces it", at=str(self))
+            raise BadOutput("was not written by this command; --force replaces it", at=str(self))
 
     def take_place(self) -> None:
         """Moves the complete file `partial` to the output's place; `PosgapError` if another file must not be lost."""
