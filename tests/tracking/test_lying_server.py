@@ -115,7 +115,7 @@ def place(tmp_path_factory, empty_store, model_folder):
 def name(request, place, monkeypatch):
     """A new registered model, whose version is the champion of `tiny`."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", place.proxy.url)
-    monkeypatch.setenv(leases.VARIABLE, "8")
+    monkeypatch.setenv(leases.VARIABLE, "16")
     name = re.sub("[,']", "", request.node.callspec.id)
     champion, client = registry.champion("tiny"), mlflow.MlflowClient()
     client.create_registered_model(name, registry.required_model("tiny").tags)
