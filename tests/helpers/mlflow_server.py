@@ -41,7 +41,7 @@ def serving(
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    uri, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 120
+    uri, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 300
     try:
         while True:
             try:
