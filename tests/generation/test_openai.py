@@ -219,7 +219,7 @@ def test_one_prompt_tells_that_the_model_s_name_or_the_key_is_wrong(status):
         return status, {}, json.dumps({"error": {"message": "Invalid model name", "type": "BadRequestError"}})
 
     with served(Endpoint(shouted, refuse_slowly)) as endpoint:
-        with pytest.raises(PosgapError, match=f"{status}.*: Invalid model name; "):
+        with pytest.raises(PosgapError, match=f"{status}.*: Invalid model name, "):
             ask(endpoint, [str(i) for i in range(100)])
         assert endpoint.seen == {"0": 1, "Hello": 1}
 
