@@ -171,7 +171,7 @@ class OpenAIGenerator:
         while True:
             answered = failures.answered
             try:
-                completion = await retries(self._try, prompt, sampling, is_probe)
+                completion: Completion = await retries(self._try, prompt, sampling, is_probe)
             except BusyError as complaint:
                 tries += int(self.retry_policy.tries)
                 silent = clock() - max(began, failures.answered_at)
