@@ -175,7 +175,7 @@ def test_requests_are_in_the_provider_s_own_form(run):
     assert other["params"].keys() == {"model", "messages", "max_tokens", "temperature", "system"}
     assert [each["role"] for each in other["params"]["messages"]] == ["user"]
     code, said = run("--requests", "c", "--endpoint", "completions", "--batch-format", "anthropic")
-    assert code == 2 and "has chats alone" in said
+    assert code == 2 and "has only chats" in said
     run("--requests", "c2", "--endpoint", "completions")
     assert asked("c2")[0]["url"] == "/v1/completions" and "prompt" in asked("c2")[0]["body"]
 

@@ -437,7 +437,7 @@ def test_what_the_endpoint_says_of_itself_must_stay_the_same(caplog):
     says["d"] = saying(model="served-model-0613", system_fingerprint="fp2")
     with served(Endpoint(misbehave=lambda text, times: says[text])) as endpoint:
         for last, identity, line in [
-            ("d", "fingerprint", " fp1, .* fp2 .*--identity model "),
+            ("d", "fingerprint", " fp1 to fp2.*--identity model "),
             ("c", "model", " served-model-0613, .* other .*--identity any "),
         ]:
             asking = generator(endpoint, concurrency=1, identity=identity)

@@ -160,7 +160,7 @@ def with_secrets(*names: str) -> None:
         (
             lambda: with_secrets("posgap-mlflow", "posgap-mlflow-promote"),
             [
-                "takes MLFLOW_TRACKING_PASSWORD from the secrets posgap-mlflow and posgap-mlflow-promote, of which "
+                "takes MLFLOW_TRACKING_PASSWORD from the secrets posgap-mlflow and posgap-mlflow-promote; "
                 "Kubernetes uses the last"
             ],
         ),

@@ -66,7 +66,7 @@ def test_a_sweep_says_it_in_its_log_and_on_its_page(copies, tmp_path, caplog):
     with served(Endpoint(first_value if copies else retrieve)) as endpoint, caplog.at_level(logging.INFO, "posgap"):
         asked = {"model": "m", "backend": "openai", "base_url": endpoint.url}
         out = sweep_model(SweepConfig(examples=tmp_path / "examples.jsonl", out=tmp_path / "out", n_docs=5, **asked))
-    swept, said = read_sweep(out), "are the item at position 1, whichever was asked for"
+    swept, said = read_sweep(out), "are the item at position 1, whichever position was right"
     assert bool(swept.same_place) == (said in caplog.text) == (said in (out / "sweep.html").read_text()) == copies
     if copies:
         assert swept.accuracy[0] == 100 and swept.same_place.place == 1
