@@ -100,7 +100,7 @@ def test_a_complete_sweep_is_reused_only_of_an_endpoint_that_is_still_the_same(o
         assert read_sweep(sweep_model(config.model_copy(update={"force": True}))).served.fingerprints == ("fp2",)
         endpoint.misbehave = lambda text, times: (400, {}, "no greetings")
         sweep_model(config)
-        assert "no greetings; " in caplog.text
+        assert "no greetings, " in caplog.text
         caplog.clear()
     sweep_model(config)
     assert f" {options['out']}" in caplog.text

@@ -204,7 +204,7 @@ def test_mitigations_are_those_that_the_backend_serves():
     assert "permutation" not in remedies("mitigate", "transformers")  # no model folder carries it
     with pytest.raises(ValueError, match="methods: vllm .* ms-poe; .* linear, ntk, yarn, lpes"):
         remedies("r1+ms-poe", "vllm")
-    with pytest.raises(ValueError, match="methods: mitigate .* yarn "):
+    with pytest.raises(ValueError, match="methods: mitigate .* yarn"):
         candidates("mitigate+yarn")
     with pytest.raises(ValueError, match="methods: vllm .* ms-poe; .* linear, ntk, yarn, lpes"):
         remedies("r1 then ms-poe", "vllm", on_top=True)
