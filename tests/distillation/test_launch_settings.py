@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from posgap.distillation.processes import accelerator, deepspeed_settings
+from posgap.distillation.processes import accelerator, deepspeed_settings, tell_locked_builds
 from posgap.foundation.errors import PosgapError
 
 # The file in transformers' documentation, shortened.
@@ -84,3 +84,15 @@ def test_a_launcher_that_asks_for_what_would_not_be_is_refused(variable, value, 
     monkeypatch.setenv(variable, value)
     with pytest.raises(PosgapError, match=f"^{variable}: .* {line},"):
         accelerator()
+
+
+def test_a_lock_that_a_killed_build_left_is_named(tmp_path, monkeypatch, caplog):
+    """PyTorch waits for it for ever, and says nothing."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    lock = tmp_path / "deepspeed_shm_comm" / "lock"
+    lock.parent.mkdir()
+    for there in (True, False):
+        caplog.clear()
+        lock.touch() if there else lock.unlink()
+        tell_locked_builds()
+        assert (str(lock) in caplog.text) == there

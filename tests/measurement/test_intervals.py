@@ -191,8 +191,8 @@ def test_f1_scores_have_their_own_variance_and_never_more_than_binary_ones():
     assert statistics.gap_interval(np.full((20, 5), 0.6))[1] == statistics.gap_interval(np.ones((20, 5)))[1]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("truth", [0.0, pytest.param(0.08, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("truth", [0.0, 0.08])
 def test_intervals_of_differences_cover(truth):
     rng, covered = np.random.default_rng(1), np.zeros(4)
     for _ in range(RUNS):
@@ -218,7 +218,10 @@ def test_equal_models_differ_by_an_interval_around_zero():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("one", "other"), [(0.7, 0.97), (0.9, 0.9), (0.5, 0.99)])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(0.7, 0.97), *(pytest.param(*each, marks=pytest.mark.nightly) for each in ((0.9, 0.9), (0.5, 0.99)))],
+)
 @pytest.mark.parametrize("placements", [5, pytest.param(20, marks=pytest.mark.nightly)])
 def test_the_gaps_of_two_flat_models_rarely_differ_however_noisy_one_is(one, other, placements):
     rng, runs, different, estimates = np.random.default_rng(2), 300, 0, []
@@ -234,7 +237,7 @@ def test_the_gaps_of_two_flat_models_rarely_differ_however_noisy_one_is(one, oth
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kinds", [("hole", "half"), ("half", "hole")])
+@pytest.mark.parametrize("kinds", [("hole", "half"), pytest.param(("half", "hole"), marks=pytest.mark.nightly)])
 def test_gaps_of_one_size_and_unlike_shapes_do_not_differ(kinds):
     rng, different, at = np.random.default_rng(3), 0, np.arange(10)
     curves = {"hole": 0.9 - 0.15 * (at == 5), "half": 0.9 - 0.15 * (at >= 5)}

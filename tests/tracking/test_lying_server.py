@@ -21,7 +21,7 @@ from posgap.options.promote import PromoteConfig
 from posgap.tracking import champions, leases, promotion, registry, runs, server
 from posgap.verbs.promote import promote
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly  # each starts a server, and some wait for what hangs
 LAX = {"max_gap": 30, "advantageous_tolerance": 30, "mean_tolerance": 30}
 ERROR = json.dumps({"error_code": "INTERNAL_ERROR", "message": "boom"}).encode()
 
@@ -143,13 +143,7 @@ def reigns(name: str) -> list[tuple[str, str]]:
     return [(each["before"], each["version"]) for each in champions.changes(registry.required_model(name))]
 
 
-# With every change a write that is lost and a success that is none; the others each night: each takes a promotion.
-EACH_TIME = ("aliases are dropped", "200 with an error, of all")
-
-
-@pytest.mark.parametrize(
-    "lie", [pytest.param(lie, marks=[] if lie in EACH_TIME else pytest.mark.nightly) for lie in LIES]
-)
+@pytest.mark.parametrize("lie", LIES)
 def test_a_server_that_lies_loses_nothing(lie, place, name, tmp_path):
     """What it says is believed, or refused in one line; then the same command ends as if nothing had been."""
     path, change = LIES[lie]
@@ -177,7 +171,6 @@ def assert_completed(place: Place, name: str, out: Path) -> None:
     assert {each["why"] for each in champions.changes(model)} == {"promoted"} and not holders(model)
 
 
-@pytest.mark.nightly  # what hangs is waited for: half a minute each
 @pytest.mark.parametrize("broken", BREAKS)
 def test_a_promotion_that_mlflow_breaks_off_leaves_the_champion(broken, place, name, tmp_path, little_patience):
     begins, struck, fault = BREAKS[broken]
@@ -205,7 +198,6 @@ def test_a_promotion_that_mlflow_breaks_off_leaves_the_champion(broken, place, n
     assert_completed(place, name, out)
 
 
-@pytest.mark.nightly  # another server starts each time
 @pytest.mark.parametrize("moment", KILLS)
 def test_a_server_killed_during_a_promotion_has_it_completed_after_its_restart(
     moment, place, name, tmp_path, little_patience

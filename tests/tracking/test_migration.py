@@ -86,6 +86,7 @@ def test_two_starters_make_an_empty_database_s_tables_once_and_a_server_waits(da
     assert ask("SELECT name FROM experiments") == ask("SELECT username FROM users") == []
 
 
+@pytest.mark.nightly
 def test_an_older_server_is_waited_for_and_what_is_in_its_tables_is_kept(database):
     make_older()
     older = psycopg.connect(application_name="an older server")

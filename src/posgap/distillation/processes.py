@@ -2,6 +2,7 @@
 
 import atexit
 import json
+import logging
 import os
 import socket
 import warnings
@@ -20,10 +21,11 @@ from accelerate.utils import is_deepspeed_available
 from posgap.distillation.optimizers import MAX_GRAD_NORM
 from posgap.foundation.errors import BadOption, PosgapError
 from posgap.foundation.files import read_object
-from posgap.foundation.launch import gather_from_all
+from posgap.foundation.launch import gather_from_all, is_main_process
 from posgap.models.memory import give_back_freed
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 # Launcher settings that posgap does not train with, by the end of their variable.
 _REFUSED = {"FSDP": "FSDP", "MEGATRON_LM": "Megatron-LM", "PARALLELISM_CONFIG": "parallelism"}
 _DIVIDED = "and each gradient would be divided by it: posgap parts a step by --micro-batch-tokens"
@@ -49,6 +51,8 @@ def accelerator(mixed: bool = False, deepspeed: str = "") -> Accelerator:
     AcceleratorState._reset_state()
     precision = "bf16" if mixed else "no"
     if settings:
+        if is_main_process():
+            tell_locked_builds()
         _stand_alone()
         # DeepSpeed calls functions that torch has renamed, and torch would say so for every gradient.
         warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
@@ -80,6 +84,18 @@ def _settings(deepspeed: str, mixed: bool) -> dict:
     if not is_deepspeed_available():
         raise PosgapError("deepspeed: DeepSpeed is not installed; pip install 'posgap[train]'")
     return deepspeed_settings(deepspeed, mixed) | {"gradient_clipping": MAX_GRAD_NORM}
+
+
+def tell_locked_builds() -> None:
+    """Warns of the locks of PyTorch extensions, which DeepSpeed builds when it first needs them.
+
+    PyTorch waits for such a lock without a word, and for ever if the process that held it was killed.
+    """
+    from torch.utils.cpp_extension import get_default_build_root  # setuptools
+
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
+    for lock in sorted(root.rglob("lock")):
+        log.warning("%s: training waits until this is gone; if no other process builds there, delete it", lock)
 
 
 def _destroy_group() -> None:
