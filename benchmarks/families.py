@@ -625,11 +625,12 @@ WIDER = SIZES | {
 }
 QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1"}
 QUIET |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
-# Runs in vLLM's environment: the served class, and log-probabilities after each prompt.
+# Runs in vLLM's environment: the served class, the factors that it applies, and log-probabilities after each prompt.
 PROBE = """
 import gc, json, sys
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
+from posgap.scaling.vllm_plugin import read_factors
 
 prompts, *folders = sys.argv[1:]
 prompts = [{"prompt_token_ids": ids} for ids in json.load(open(prompts))]
@@ -641,6 +642,8 @@ for folder in folders:
                   skip_tokenizer_init=True)
         greedy = SamplingParams(max_tokens=1, temperature=0, logprobs=64, detokenize=False)
         said["class"], = llm.apply_model(lambda model: type(model).__name__)
+        if folder.endswith("scaled"):
+            said["factors"], = llm.apply_model(read_factors)
         said["rows"] = [
             {int(token): found.logprob for token, found in answer.outputs[0].logprobs[0].items()}
             for answer in llm.generate(prompts, greedy, use_tqdm=False)
@@ -710,6 +713,8 @@ def compared_to_expected(folder: Path, kind: str) -> str:
     off = max(abs(value - row[int(token)]) for row, got in zip(rows, seen["rows"]) for token, value in got.items())
     if off > TOLERANCE:
         return f"differs by {off:.2g}"
+    if kind == "scaled" and [round(each, 3) for each in seen["factors"]] != FACTORS:
+        return f"factors {seen['factors']}"
     return "equal"
 
 

@@ -1,4 +1,4 @@
-"""vLLM against transformers: log-probabilities of scaled models, sweeps, searches.
+"""vLLM against transformers: log-probabilities of scaled models, sweeps, searches, and what `doctor --model` says.
 
 vLLM wants an older transformers than the other tests run with. tests/helpers/vllm_environment.py says how to name or
 make an environment for it.
@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import run
 from llamas import predictions, sweep_options
 from scaled_llama import SIZES
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from vllm_environment import QUIET, found_or_made, in_vllm, vllm_server
 
+from posgap.cli.main import main
 from posgap.foundation.files import read_json
 from posgap.measurement.sweeps import read_sweep
 from posgap.mitigations.in_force import scale_model
@@ -98,6 +100,12 @@ def test_vllm_gives_the_log_probabilities_of_transformers(vllm_python, tmp_path,
     for row, log_probabilities in zip(json.loads((tmp_path / "out.json").read_text()), expected):
         for token, value in row.items():
             assert value == pytest.approx(float(log_probabilities[int(token)]), abs=1e-4)
+    said = in_vllm(vllm_python, Path(vllm_python).with_name("posgap"), "doctor", "--model", tmp_path / "scaled")
+    assert [line.split()[-1] for line in said.splitlines() if line.startswith("layer")] == [
+        "1.0000",
+        "1.3000",
+        "1.7000",
+    ]
 
 
 @pytest.mark.full
@@ -210,6 +218,26 @@ if __name__ == "__main__":
 def test_what_vllm_cannot_scale_it_does_not_serve(vllm_python, tmp_path, tokenizer):
     dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     save_model(scale_model(model("olmo2", rope_parameters=dynamic), FACTORS), tokenizer, tmp_path / "scaled")
-    command = [vllm_python, "-c", "import sys, vllm; vllm.LLM(sys.argv[1], max_model_len=64)", tmp_path / "scaled"]
+    command = [Path(vllm_python).with_name("posgap"), "doctor", "--model", tmp_path / "scaled"]
     done = subprocess.run(command, env=os.environ | QUIET, capture_output=True, text=True)
-    assert done.returncode and "its RoPE depends on the longest prompt of a batch" in done.stderr
+    (complaint,) = [line for line in done.stderr.splitlines() if line.startswith("posgap: error")]
+    assert done.returncode == 2 and "its RoPE depends on the longest prompt of a batch" in complaint
+    assert "Traceback" not in done.stderr.rpartition("posgap: error")[2]
+
+
+@pytest.mark.parametrize("rope", [None, {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}])
+def test_serve_check_reads_the_factors_off_the_loaded_model(capsys, tmp_path, tokenizer, rope, monkeypatch):
+    save_model(
+        scale_model(model("llama", **({"rope_parameters": rope} if rope else {})), FACTORS), tokenizer, tmp_path / "m"
+    )
+    words = ["doctor", "--model", tmp_path / "m", "--backend", "transformers"]
+    with pytest.raises(SystemExit) as stopped:
+        main([str(word) for word in words])
+    assert not stopped.value.code
+    head, *layers = capsys.readouterr().out.splitlines()[-4:]
+    assert head.endswith("posgap_rope_factors [1.0, 1.3, 1.7]")
+    assert [line.split()[-1] for line in layers] == ["1.0000", "1.3000", "1.7000"]
+    # A loader that forgets the factors is found out.
+    monkeypatch.setattr("posgap.mitigations.in_force.apply_configured", lambda model: model)
+    code, complaint = run(capsys, *words)
+    assert code == 2 and "transformers ignores the factors in its config" in complaint

@@ -327,3 +327,5 @@ def test_memory_is_planned_and_what_is_applied_is_shown(smollm2, capsys):
     # Weights, gradients and both of AdamW's moments in float32, and little beside them before any prompt.
     n = load_model(str(smollm2), "float32").num_parameters()
     assert 16 * n <= way["standing"] < 17 * n
+    assert posgap("doctor", "--model", smollm2) == 0
+    assert capsys.readouterr().out.count("applied 1.0000") == 30

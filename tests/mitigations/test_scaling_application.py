@@ -253,7 +253,8 @@ def test_a_model_of_transformers_within_vllm_is_scaled_as_in_transformers(ids, f
     more = {"rope_parameters": rope} if rope else {}
     expected = scale_model(tiny(family, **more), FACTORS)
     served = ByTransformers(tiny(family, **more))
-    vllm_plugin.scale_served_model(served, FACTORS)
+    assert vllm_plugin.read_factors(served) == [1.0, 1.0, 1.0]
+    assert vllm_plugin.scale_served_model(served, FACTORS) == vllm_plugin.read_factors(served) == list(FACTORS)
     with torch.inference_mode():
         ours = served.model(input_ids=ids, use_cache=False).last_hidden_state
         assert torch.equal(ours, expected.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state)
@@ -311,7 +312,7 @@ def test_a_search_sets_factors_of_a_model_of_transformers_within_vllm(ids):
     vllm_plugin.scale_served_model(served, [1.0] * 3, own_tables=True)
     place = served.model.posgap_scaling.factors.data_ptr()
     setter.set_factors(FACTORS)
-    assert torch.equal(served.model.posgap_scaling.factors, torch.tensor(FACTORS))
+    assert vllm_plugin.read_factors(served) == list(FACTORS)
     assert served.model.posgap_scaling.factors.data_ptr() == place
 
 

@@ -11,11 +11,13 @@ sys.path.append(str(ROOT / "benchmarks"))
 import families
 import head_factors
 
+import posgap.mitigations.in_force
 from posgap.foundation.errors import BadModel
 from posgap.mitigations.in_force import apply_mitigation, load_model, remove_mitigation, scale_model
 from posgap.mitigations.state import in_force
 from posgap.models.head_scaling import sensitivity
 from posgap.models.loading import save_model
+from posgap.scaling.serve_check import serve_check
 
 
 def of_own_keys(**more):
@@ -122,3 +124,13 @@ def test_rotary_tables_that_heads_have_in_common_are_refused(ids):
         apply_mitigation(model, "ms-poe", {})
     assert "\n" not in str(refused.value)
     scale_model(model, [1.5] * 4)  # nothing is left of it
+
+
+@pytest.mark.parametrize("family", ["falcon", "deepseek_v2"])
+def test_what_a_model_applies_is_read_off_its_tables(family, tokenizer, tmp_path, capsys, monkeypatch):
+    save_model(scale_model(families.build_family(family), [1.5] * 4), tokenizer, tmp_path / "model")
+    serve_check(tmp_path / "model", "transformers")
+    assert "layer   3  config 1.5000  applied 1.5000" in capsys.readouterr().out
+    monkeypatch.setattr(posgap.mitigations.in_force, "apply_configured", lambda model: model)
+    with pytest.raises(BadModel, match=f"^{tmp_path / 'model'}: transformers "):
+        serve_check(tmp_path / "model", "transformers")

@@ -22,6 +22,7 @@ from posgap.mitigations.in_force import apply_mitigation, load_model, remove_mit
 from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
 from posgap.models.loading import save_model
+from posgap.scaling.serve_check import serve_check
 
 TABLES = ROOT / "benchmarks" / "tables"
 
@@ -101,6 +102,7 @@ def test_a_model_of_which_the_text_alone_is_read_has_what_its_folder_names(token
 
     whole = {"model_type": "qwen3_5", "text_config": read_object(folder / "config.json"), CONFIG_KEY: factors}
     (folder / "config.json").write_text(json.dumps(whole))
+    serve_check(folder, "transformers")
     bare = AutoModelForCausalLM.from_pretrained(folder)
     assert torch.equal(bare(input_ids=ids).logits, plain)
     assert torch.equal(scale_model(bare)(input_ids=ids).logits, scaled)

@@ -609,7 +609,7 @@ def test_verify_names_every_file_that_is_not_as_its_manifest_says(config, tmp_pa
         f"run/out/b.json: has other content, of sha256 {sha256}",
         "run/out/deep/a.txt: has 6 bytes, not 5",
         f"{last}/deep/a.txt: is missing",
-        f"{last}: `source` was made from other content of {config.out}/deep/a.txt",
+        f"{last}: `source`: {config.out}/deep/a.txt has other content now than when this was made",
     ]
     for place, complaint in ((tmp_path, "manifest.json"), ("none", "none")):
         code, faults, summary = shown(capsys, "verify", place)

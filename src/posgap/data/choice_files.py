@@ -46,7 +46,7 @@ def _mmlu(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
         right = _index_of(item.answer, len(item.choices))
         if right is None:
             raise Malformed(
-                f"field `answer`: {item.answer!r} is none of the {len(item.choices)} options; write its letter, or its "
+                f"field `answer`: {item.answer!r} is not one of the {len(item.choices)} options; write its letter, or its "
                 "index from 0",
                 at=f"{name}:{number}",
             )
@@ -151,7 +151,7 @@ def _comparisons(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
             yield number, None
         elif preferred is None:
             raise Malformed(
-                f"field `label`: {item.label!r} is none of the {len(item.answers)} answers; write the letter of the "
+                f"field `label`: {item.label!r} is not one of the {len(item.answers)} answers; write the letter of the "
                 "preferred one, or tie",
                 at=f"{name}:{number}",
             )

@@ -167,7 +167,7 @@ class RetrievalLog:
         ways = {f"{each.name}:{end}": each._replace(lowest=low) for each in readings for end, low in ends.items()}
         words = "as the passages come"
         if self.order not in ("", "listed", *ways):
-            raise BadOption(f"{self.name}: order: {self.order!r} is none of {', '.join(['listed', *ways])}")
+            raise BadOption(f"{self.name}: order: {self.order!r} is not one of {', '.join(['listed', *ways])}")
         if self.order in ways:
             _sort(entries, ways[self.order], report)
             words = f"by `{self.order}`"

@@ -81,7 +81,7 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
         data = file.read(most + 1)
     if len(data) > most:
         size = f"{most // MB} MB" if most >= MB else f"{most} bytes"
-        raise TooLarge(f"more than {size}, more than posgap reads at once", at=str(path))
+        raise TooLarge(f"more than {size}, the limit for a file that is read whole", at=str(path))
     return data
 
 

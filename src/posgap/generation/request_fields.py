@@ -67,7 +67,7 @@ class RequestFields:
         shown = self.served.shown
         if refused in self.asked_for:
             option = "--body" if refused in self.body else "--template-args"
-            raise PosgapError(f"{shown}: does not accept {refused}, which {option} needs: {words}")
+            raise PosgapError(f"{shown}: does not accept {refused}, which {option} sets: {words}")
         if refused not in self.served.identity.left_out:  # other requests that were under way were refused too
             log.warning(
                 "%s: does not accept %s, which is left out from now on%s (%s)",

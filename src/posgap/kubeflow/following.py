@@ -98,7 +98,7 @@ class _Cluster:
             if _status(error) != 404:
                 message = _server_message(error)
                 log.warning(
-                    "TrainJob %s could not be deleted: %s; delete it by delete it by kubectl delete trainjob %s",
+                    "TrainJob %s could not be deleted: %s; delete it by kubectl delete trainjob %s",
                     name,
                     message,
                     name,

@@ -111,7 +111,7 @@ class Fill:
         if number < 0:
             raise PosgapError(
                 f"length {self.tokens}: example {example.id} takes {count_first(0)} tokens without filler, "
-                "including its longest answer; give a longer length, or lower max_new_tokens"
+                "including its longest answer; give a greater length, or lower max_new_tokens"
             )
         if number == len(pool) and count_first(number) < self.tokens:
             raise PosgapError(

@@ -57,7 +57,7 @@ def swept_examples(
     swept = [found[content] for content in evidence.contents if content in found]
     if examples_digest(swept, 0 if sweep.filled else sweep.n_docs, sweep.asked.shuffle) != sweep.examples_digest:
         raise NotAlike(
-            f"not the examples of {folder}: only {len(swept)} of {sweep.n_examples} are here; give the swept "
+            f"not the examples of {folder}: {len(swept)} of {sweep.n_examples} are here; give the swept "
             "file by --examples",
             at=str(place),
         )
@@ -74,7 +74,7 @@ def require_scores(evidence: Evidence, examples: Mapping[str, AnyExample]) -> No
     path = evidence.path
     sweep = evidence.sweep
     if find_groups(examples.values()) != sweep.groups:
-        raise Contradiction("its groups of examples are not those of the examples; sweep again", at=str(path))
+        raise Contradiction("its groups of related examples are not those that the examples form; sweep again", at=str(path))
     scored = metric_scorer(sweep)
     repeats = echo_finder(sweep)
     for row in read_predictions(path):

@@ -196,7 +196,7 @@ class Sweep(Record):
         """Refuses a sweep that an older posgap had a model score: its responses cannot be scored again here."""
         if isinstance(values, Mapping) and values.get("grading"):
             raise ValueError(
-                "grading: a judge scored this sweep, which posgap no longer supports; give the sweep without it"
+                "grading: a judge scored this sweep, which posgap no longer supports; give the sweep that was judged"
             )
         return values
 

@@ -173,6 +173,6 @@ def documents_text(documents: Mapping[str, Any], measure: str = "rollout") -> st
     tested = f" ({p_value(measured['flatness_p'])} if position has no effect)" if shape else ""
     return (
         f"of the {measure}: {said}{shape}{tested}; among documents the gold one draws from {100 * gold[least]:.1f} % "
-        f"(at position {positions[least]}) to {100 * gold[most]:.1f} % (at {positions[most]}), an even share would be "
+        f"(at position {positions[least]}) to {100 * gold[most]:.1f} % (at {positions[most]}); an even share would be "
         f"{100 / documents['n_docs']:.1f} %"
     )

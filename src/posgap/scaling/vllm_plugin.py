@@ -12,6 +12,7 @@ model is served, the scaling of transformers' models.
 
 import copy
 import functools
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -72,8 +73,8 @@ class FactorSetter:
                 attention.rotary_emb.cos_sin_cache.copy_(_make_table(attention.rotary_emb, factors[layer]))
 
 
-def scale_served_model(model: nn.Module, factors: Sequence[float], own_tables: bool = False) -> None:
-    """Scales a vLLM model in place.
+def scale_served_model(model: nn.Module, factors: Sequence[float], own_tables: bool = False) -> list[float]:
+    """Scales a vLLM model in place and returns the factor of each layer, read off its new table.
 
     Layers of one factor share a table, unless `own_tables` are to be changed later (`FactorSetter`). Raises
     `ValueError` if the model cannot be scaled as its config says, so that it is not served unscaled.
@@ -81,8 +82,7 @@ def scale_served_model(model: nn.Module, factors: Sequence[float], own_tables: b
     check_factors(factors, len(factors), f"posgap: {CONFIG_KEY}")
     inner = _transformers_model(model)
     if inner is not None:
-        _scale_inner(inner, factors)
-        return
+        return _scale_inner(inner, factors)
     attentions = _attentions(model)
     if sorted(attentions) != list(range(len(factors))):
         raise ValueError(
@@ -98,6 +98,7 @@ def scale_served_model(model: nn.Module, factors: Sequence[float], own_tables: b
             made[key] = copy.deepcopy(rotary)
             made[key].cos_sin_cache = _make_table(rotary, factor)
         attentions[layer].rotary_emb = made[key]
+    return read_factors(model)
 
 
 def _attentions(model: nn.Module) -> dict[int, Any]:
@@ -116,12 +117,12 @@ def _transformers_model(model: nn.Module) -> Any:
     return inner if any(kind.__name__ == "PreTrainedModel" for kind in type(inner).__mro__) else None
 
 
-def _scale_inner(inner: Any, factors: Sequence[float]) -> None:
+def _scale_inner(inner: Any, factors: Sequence[float]) -> list[float]:
     from posgap.foundation.errors import BadModel, PosgapError
     from posgap.models.layer_scaling import LayerScaling
 
     try:
-        # vLLM's attention works in vLLM alone, so it cannot be tried here.
+        # vLLM's attention works in vLLM alone, so it cannot be tried here; the factors read below show the effect.
         scaling = LayerScaling(inner, tried=False)
         if len(factors) != scaling.n_layers:
             raise BadModel(f"{CONFIG_KEY} has {len(factors)} factors, and the model has {scaling.n_layers} layers")
@@ -131,6 +132,44 @@ def _scale_inner(inner: Any, factors: Sequence[float]) -> None:
     except PosgapError as error:
         raise ValueError(f"posgap: vLLM cannot serve this model with {CONFIG_KEY}: {error}") from None
     inner.posgap_scaling = scaling
+    return read_inner_factors(inner)
+
+
+def read_inner_factors(inner: Any) -> list[float]:
+    """Reads the factor of each layer of a transformers model in vLLM from the tables that its rotary embedding makes
+    for it at position 1."""
+    config = inner.config.get_text_config()
+    rope = config.rope_parameters or {}
+    scaling = getattr(inner, "posgap_scaling", None)
+    layer_types: Any = getattr(config, "layer_types", None)
+    rotary = next(module for name, module in inner.named_modules() if "RotaryEmbedding" in type(module).__name__)
+    takes_type = "layer_type" in inspect.signature(type(rotary).forward).parameters
+    positions = torch.tensor([[0, 1]], device=next(inner.parameters()).device)
+    states = torch.zeros(1, 2, config.hidden_size, device=positions.device)
+    factors = []
+    for layer in range(config.num_hidden_layers):
+        kind = layer_types[layer] if takes_type else None
+        made = rotary(states, position_ids=positions, **({"layer_type": kind} if takes_type else {}))
+        cos, sin = made if scaling is None else made[layer]
+        own = rope.get(kind, rope) if kind else rope
+        slower = own["factor"] if own.get("rope_type") == "linear" else 1.0
+        factors.append(round(1 / (slower * float(sin[0, 1, 0].atan2(cos[0, 1, 0]))), 4))
+    return factors
+
+
+def read_factors(model: nn.Module) -> list[float]:
+    """The factor of each layer, read off its table: unscaled, the highest frequency is one radian per position, or
+    less under linear `rope_scaling`."""
+    inner = _transformers_model(model)
+    if inner is not None:
+        return read_inner_factors(inner)
+    factors = []
+    for _, attention in sorted(_attentions(model).items()):
+        table = attention.rotary_emb.cos_sin_cache[1].float().cpu()
+        cos, sin = table.chunk(2)
+        linear = getattr(attention.rotary_emb, "scaling_factors", [1.0])[0]
+        factors.append(round(1 / (linear * float(sin[0].atan2(cos[0]))), 4))
+    return factors
 
 
 def _make_table(rotary: Any, factor: float) -> torch.Tensor:

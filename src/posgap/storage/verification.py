@@ -75,7 +75,7 @@ class Verification:
             return
         hashed = self._hash(there)
         if (hashed.get("") or files.digest_of_folder(hashed)) != sha256:
-            self.faults.append(f"{output}: `{field}` was made from other content of {path}")
+            self.faults.append(f"{output}: `{field}`: {path} has other content now than when this was made")
         manifest = read_record(there.local_file(MANIFEST))
         if file_records(manifest):
             self._verify_manifest(there, manifest)

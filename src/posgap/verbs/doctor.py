@@ -26,6 +26,7 @@ from posgap.foundation.redaction import redact, without_user
 from posgap.models.precision import MIN_PARAMETERS, bfloat16_of_cpu
 from posgap.options.doctor import DoctorConfig
 from posgap.tracking.server import HOW_TO_TRACK
+from posgap.verbs.inputs import with_local_paths
 
 SECONDS = 4.0  # configured services must answer within this time
 MIN_DISK = 10 * 2**30  # bytes, below which a model of a few billion parameters and its training do not fit
@@ -42,8 +43,15 @@ class Finding(NamedTuple):
     mend: str = ""
 
 
+@with_local_paths
 def doctor(config: DoctorConfig) -> None:
-    """Prints what this machine can do. Raises `Findings` if something configured does not work."""
+    """Prints what this machine can do, or which settings of a model it applies. Raises `Findings` if something
+    configured does not work, and `PosgapError` if a model does not apply its config."""
+    if config.model:
+        from posgap.scaling.serve_check import serve_check
+
+        serve_check(config.model, config.backend)
+        return
     found = list(findings())
     width = max(len(each.part) for each in found)
     lines = [
