@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
 from matplotlib.text import Text
 from written_sweeps import write_sweep
@@ -14,6 +15,7 @@ from written_sweeps import write_sweep
 from posgap.measurement.plots import position_curves, save_picture
 from posgap.measurement.report import _file, _scripts, content_policy, render_page
 from posgap.measurement.sweeps import read_sweep
+from posgap.rollout.plots import distribution_curves
 
 
 def test_a_page_runs_its_own_scripts_alone():
@@ -45,3 +47,11 @@ def test_a_picture_shows_a_foreign_label_as_it_is_written(tmp_path, pictures, ca
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert any(text.get_text().startswith(r"\x1b[2J\x07 $x^{ 中: gap ") for text in figure.findobj(Text))
     assert not list(recwarn) and capfd.readouterr() == ("", "")
+
+
+def test_a_picture_s_own_text_is_neither_escaped_nor_a_formula(tmp_path, pictures):
+    """Lines of a label, and the numbers of a logarithmic axis."""
+    figure = distribution_curves({"in two\nlines": np.geomspace(1e-4, 0.5, 20)})
+    save_picture(figure, tmp_path / "curve.png")
+    texts = [text.get_text() for text in figure.findobj(Text) if text.get_text()]
+    assert {"in two\nlines", "0.001", "0.1"} <= {*texts} and not [text for text in texts if "$" in text]

@@ -242,7 +242,8 @@ def test_verify_reads_manifests_in_s3(shouting, bucket, tmp_path, capsys, monkey
     content, changed = capsys.readouterr().out.splitlines()
     assert (
         content.startswith(f"{bucket}/out/a.txt: has other content")
-        and "`source`: " in changed and "other content now" in changed
+        and "`source`: " in changed
+        and "other content now" in changed
     )
 
 

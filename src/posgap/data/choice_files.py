@@ -46,8 +46,8 @@ def _mmlu(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
         right = _index_of(item.answer, len(item.choices))
         if right is None:
             raise Malformed(
-                f"field `answer`: {item.answer!r} is not one of the {len(item.choices)} options; write its letter, or its "
-                "index from 0",
+                f"field `answer`: {item.answer!r} is not one of the {len(item.choices)} options; write its letter, or "
+                "its index from 0",
                 at=f"{name}:{number}",
             )
         yield number, _choice_example(f"mmlu-{number:06d}", item.question, *_split_off(item.choices, right))

@@ -95,7 +95,7 @@ def tell_locked_builds() -> None:
 
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
     for lock in sorted(root.rglob("lock")):
-        log.warning("%s: training waits for this lock if it needs the extension; if no process is building it, delete the lock", lock)
+        log.warning("%s: training waits for this lock if it needs the extension; delete it if nobody builds that", lock)
 
 
 def _destroy_group() -> None:

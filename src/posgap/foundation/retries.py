@@ -94,11 +94,6 @@ def retrying(retry_policy: RetryPolicy, waits: Waits) -> tenacity.Retrying:
     return tenacity.Retrying(**_policy(retry_policy, waits))
 
 
-def retrying_async(retry_policy: RetryPolicy, waits: Waits) -> tenacity.AsyncRetrying:
-    """The same for a function that is awaited."""
-    return tenacity.AsyncRetrying(**_policy(retry_policy, waits))
-
-
 def _policy(retry_policy: RetryPolicy, waits: Waits) -> dict[str, Any]:
     def requested_wait(state: tenacity.RetryCallState) -> float:
         return getattr(_fault(state), "wait", 0.0)

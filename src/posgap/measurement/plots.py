@@ -126,7 +126,7 @@ def show_as_text(figure: Figure) -> Figure:
     warns of a control character with that character itself. Returns the figure."""
     for text in figure.findobj(Text):
         text.set_parse_math(False)
-        text.set_text(printable(text.get_text()))
+        text.set_text("\n".join(map(printable, text.get_text().split("\n"))))
     return figure
 
 

@@ -74,7 +74,7 @@ def require_scores(evidence: Evidence, examples: Mapping[str, AnyExample]) -> No
     path = evidence.path
     sweep = evidence.sweep
     if find_groups(examples.values()) != sweep.groups:
-        raise Contradiction("its groups of related examples are not those that the examples form; sweep again", at=str(path))
+        raise Contradiction("its groups of related examples are not those of the file; sweep again", at=str(path))
     scored = metric_scorer(sweep)
     repeats = echo_finder(sweep)
     for row in read_predictions(path):

@@ -7,6 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from posgap.measurement.plots import COLORS, trim_axes
 from posgap.rollout.documents import PARTS
@@ -33,6 +34,9 @@ def distribution_curves(curves: Mapping[str, np.ndarray], ylabel: str = "share o
     shown = np.array(list(curves.values()))
     lowest = shown[shown > 0].min()
     axes.set_yscale("log")
+    # Pictures show all text as it is written, and matplotlib's own for such an axis is a formula.
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(LogFormatter())
     axes.set_ylim(bottom=max(lowest / 1.5, 10.0**-MIN_DECADES / n), top=min(1.5, 2.5 * shown.max()))
     style_axes(axes, xlabel="input position (token)", ylabel=ylabel, xlim=(1 - 0.01 * n, n * 1.01))
     axes.legend(frameon=False, loc="best")
