@@ -574,7 +574,7 @@ def curves() -> str:
                 means = [between(of[name], of[f"{name}_ci95"]) for name in ("mean", "gap")]
                 counts = [str(of["n_docs"]), str(of["n_examples"])]
                 rows.append([each["model"], task + of_length, *counts, by_position, *means, hours(each)])
-    heads = ["model", "task", "n", "examples", "accuracy by position", "mean", "gap", "day, minutes"]
+    heads = ["model", "task", "documents", "examples", "accuracy by position", "mean", "gap", "day, minutes"]
     return markdown(heads, rows, left=2)
 
 

@@ -328,7 +328,7 @@ def test_the_text_of_a_note_keeps_its_own_line_ends_numbers_and_colours():
 
 
 def test_every_code_of_an_error_is_explained():
-    table = (ROOT / "docs" / "troubleshooting.md").read_text().partition("## Codes of errors")[2]
+    table = (ROOT / "docs" / "conventions.md").read_text().partition("## Codes of errors")[2]
     explained = re.findall(r"`([a-z-]+)`", "".join(re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)))
     classes = [PosgapError]
     for each in classes:

@@ -19,7 +19,7 @@ class PosgapError(Exception):
 
     `at` is the place that is wrong, such as `examples.jsonl:3`, with which the message then begins. `code` tells
     programs what kind of error it is. Each kind is a class of its own, with a code that never changes; the class's
-    docstring is its line in docs/troubleshooting.md.
+    docstring is its line in docs/conventions.md.
     """
 
     exit_code = 2
