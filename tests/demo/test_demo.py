@@ -21,7 +21,7 @@ from posgap.measurement.sweeps import read_sweep
 from posgap.options.gate import GateConfig
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.content import content_keys, with_content_keys
-from posgap.verbs.gate import admit
+from posgap.verbs.gate import judge_and_write
 
 pytestmark = pytest.mark.full
 
@@ -109,10 +109,10 @@ def test_the_gate_admits_the_distilled_model_and_refuses_the_base(demo, tmp_path
     assert longer.name == "longer" and not longer.binds
     policy = tmp_path / "policy.yaml"
     policy.write_text("guards: {longer: {}}")
-    again = read_verdict(admit(GateConfig(out=tmp_path / "1", candidate=candidate, base=base, policy=policy)))
+    again = read_verdict(judge_and_write(GateConfig(out=tmp_path / "1", candidate=candidate, base=base, policy=policy)))
     # Another moment, and for no name.
     assert again == verdict.model_copy(update={"name": again.name, "judged_at": again.judged_at})
-    refused = read_verdict(admit(GateConfig(out=tmp_path / "2", candidate=base, base=base)))
+    refused = read_verdict(judge_and_write(GateConfig(out=tmp_path / "2", candidate=base, base=base)))
     assert refused.outcome == "refused"
     assert [rule.name for rule in refused.rules if not rule.passed] == ["gap"]
 

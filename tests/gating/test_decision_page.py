@@ -12,7 +12,7 @@ from posgap.gating.rules import GATE_RULES
 from posgap.gating.verdict import judge
 from posgap.measurement.sweeps import read_sweep
 from posgap.options.gate import GateConfig
-from posgap.verbs.gate import admit
+from posgap.verbs.gate import judge_and_write
 
 FLAT, U_SHAPED, NOISY = [0.995] * 5, [1.0, 0.6, 0.3, 0.6, 0.9], [0.94] * 5
 PAIRS = [[1, 2], [4, 5], [1, 4], [2, 1], [5, 4]]
@@ -100,5 +100,5 @@ def test_pages_are_whole_need_no_network_and_escape_names(tmp_path, base, placem
 
 def test_the_gate_writes_it_for_refusals_too(tmp_path):
     base = write_sweep(tmp_path / "base", U_SHAPED)
-    folder = admit(GateConfig(candidate=base, base=base, out=tmp_path / "gate"))
+    folder = judge_and_write(GateConfig(candidate=base, base=base, out=tmp_path / "gate"))
     assert "refused" in said((folder / "gate.html").read_text())

@@ -13,7 +13,7 @@ from posgap.foundation.files import digest_path, read_json
 from posgap.gating.verdict import markdown
 from posgap.measurement.evidence import Evidence
 from posgap.options.gate import GateConfig
-from posgap.verbs.gate import admit
+from posgap.verbs.gate import judge_and_write
 from posgap.verbs.promote import promote
 
 
@@ -150,7 +150,7 @@ def test_of_one_pipeline_run_s_candidates_the_best_ends_as_champion(tmp_path, ba
         candidate = promotion(tmp_path, name, tmp_path / name, base, probability[name], again)
         lax = {"max_gap": 30, "advantageous_tolerance": 20, "mean_tolerance": 10, "allow": ["trial"]}
         passed = GateConfig(out=tmp_path / f"passed-{name}", candidate=candidate.sweep, base=base, name="tiny", **lax)
-        promote(candidate.model_copy(update={"gate": admit(passed)}))
+        promote(candidate.model_copy(update={"gate": judge_and_write(passed)}))
         return read_json(candidate.out / "promotion.json")
 
     for name in order:

@@ -26,7 +26,7 @@ from posgap.options.merge import MergeConfig
 from posgap.options.promote import PromoteConfig
 from posgap.options.sweep import SweepConfig
 from posgap.tracking import registry
-from posgap.verbs.gate import admit
+from posgap.verbs.gate import judge_and_write
 from posgap.verbs.merge import merge
 from posgap.verbs.promote import promote
 from posgap.verbs.sweep import sweep_model
@@ -240,14 +240,14 @@ def test_a_model_that_forgot_plain_text_is_refused_from_end_to_end(places, model
     base = swept(places, model_folder, "base")
     forgot = swept(places, perturbed(model_folder, places / "forgot", 0.3), "after")
     policy = places / "policy.yaml"
-    verdict = read_verdict(admit(GateConfig(candidate=forgot, base=base, policy=policy, out=places / "gate")))
+    verdict = read_verdict(judge_and_write(GateConfig(candidate=forgot, base=base, policy=policy, out=places / "gate")))
     assert [rule.name for rule in verdict.rules if rule.outcome == "fail"] == ["guard text"]
     assert {figure.name: figure.measured for figure in verdict.guards} == {
         "longer": "kv at 8 documents",
         "text": "plain text (40 texts)",
     }
     write_jsonl(places / "texts.jsonl", [{"text": "other words"}])
-    again = read_verdict(admit(GateConfig(candidate=forgot, base=base, policy=policy, out=places / "again")))
+    again = read_verdict(judge_and_write(GateConfig(candidate=forgot, base=base, policy=policy, out=places / "again")))
     assert again.evidence_gaps == ["guard text: other texts were measured than those that the policy names"]
 
 
@@ -260,7 +260,7 @@ def test_what_was_measured_of_guards_is_not_believed(places, model_folder, mlflo
     honest = swept(places, model, "after")
 
     def promotes(candidate, before, word):
-        gate = admit(GateConfig(candidate=candidate, base=before, name="tiny", out=places / f"gate-{word}"))
+        gate = judge_and_write(GateConfig(candidate=candidate, base=before, name="tiny", out=places / f"gate-{word}"))
         assert read_verdict(gate).passed
         asked = {"model": str(model), "sweep": candidate, "gate": gate, "name": "tiny", "base": model_folder}
         return promote(PromoteConfig(**asked, out=places / f"promoted-{word}"))
@@ -272,7 +272,7 @@ def test_what_was_measured_of_guards_is_not_believed(places, model_folder, mlflo
         "scores": read_json(honest / "guards" / "text" / "text.json")["scores"]
     }
     write_json(forged / "guards" / "text" / "text.json", told)
-    gate = admit(GateConfig(candidate=forged, base=base, name="tiny", out=places / "gate-forged"))
+    gate = judge_and_write(GateConfig(candidate=forged, base=base, name="tiny", out=places / "gate-forged"))
     assert read_verdict(gate).passed
     with refuses(Contradiction, "guard text", "the candidate"):
         asked = {"model": str(worse), "sweep": forged, "gate": gate, "name": "tiny", "base": model_folder}
@@ -282,7 +282,9 @@ def test_what_was_measured_of_guards_is_not_believed(places, model_folder, mlflo
     assert "longer (kv at 8 documents)" in champion.tags["guards"]
     # The next candidate is judged beside what the champion was promoted with, guards and all.
     next_one = swept(places, perturbed(model_folder, places / "next", 2e-4), "next-after")
-    verdict = read_verdict(admit(GateConfig(candidate=next_one, base=base, name="tiny", out=places / "gate-next")))
+    verdict = read_verdict(
+        judge_and_write(GateConfig(candidate=next_one, base=base, name="tiny", out=places / "gate-next"))
+    )
     assert verdict.passed and verdict.evidence["champion"].files["guards/text/text.json"] == digest_path(
         honest / "guards" / "text" / "text.json"
     )

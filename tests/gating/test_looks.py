@@ -15,7 +15,7 @@ from posgap.gating.replay import replay_verdict
 from posgap.gating.verdict import LATER, markdown, read_verdict, share_of_error
 from posgap.measurement.statistics import LEVEL, tango_bound, upper_error
 from posgap.options.gate import GateConfig
-from posgap.verbs.gate import admit
+from posgap.verbs.gate import judge_and_write
 
 
 def test_the_shares_add_up_to_little_more_than_a_first_look_has():
@@ -67,7 +67,7 @@ def test_a_model_that_was_not_admitted_has_less_of_the_error_on_other_examples(t
         unsure, before = [0.97, 0.97, 0.93, 0.97, 0.97], [1.0, 0.6, 0.3, 0.6, 0.9]
         swept = write_sweep(tmp_path / f"new-{name}", unsure, model=of, order=range(n))
         base = write_sweep(tmp_path / f"base-{name}", before, order=range(n))
-        return read_verdict(admit(GateConfig(out=tmp_path / name, candidate=swept, base=base, **options)))
+        return read_verdict(judge_and_write(GateConfig(out=tmp_path / name, candidate=swept, base=base, **options)))
 
     one, two, again = judge("one", 190), judge("two", 200), judge("again", 190)
     assert [one.look, two.look, again.look] == [1, 2, 1] and not one.passed
@@ -143,7 +143,9 @@ def test_looks_at_an_endpoint_are_not_counted_and_a_note_says_what_that_needs(tm
             swept = write_sweep(place / "new", unsure, model=model, order=range(n), settings=settings)
             base = write_sweep(place / "base", before, order=range(n), settings=settings)
             strict = {"mean_tolerance": 2, "advantageous_tolerance": 5}
-            verdict = read_verdict(admit(GateConfig(out=place / "gate", candidate=swept, base=base, **strict)))
+            verdict = read_verdict(
+                judge_and_write(GateConfig(out=place / "gate", candidate=swept, base=base, **strict))
+            )
             assert replay_verdict(place / "gate") == verdict  # what was recorded is judged again alike
             needs[backend, n] = verdict.look, verdict.needs
     (first, one), (second, other) = needs["openai", 190], needs["openai", 200]

@@ -21,7 +21,7 @@ from posgap.tasks.examples import Document, Example, KVExample
 from posgap.tasks.placements import category
 from posgap.tasks.registry import TASKS
 from posgap.tracking import registry
-from posgap.verbs.gate import admit
+from posgap.verbs.gate import judge_and_write
 from posgap.verbs.promote import promote
 
 N = 200
@@ -103,7 +103,9 @@ def write_sweep(
 
 
 def decide(tmp_path, candidate, base, **options):
-    verdict = read_verdict(admit(GateConfig(out=tmp_path / "gate", candidate=candidate, base=base, **options)))
+    verdict = read_verdict(
+        judge_and_write(GateConfig(out=tmp_path / "gate", candidate=candidate, base=base, **options))
+    )
     return verdict, {rule.name: rule.passed for rule in verdict.rules}
 
 
@@ -133,7 +135,7 @@ def gated(tmp_path, word, swept, base, **options):
     """A verdict by the policy of its name, else by one that lets a version in without a trial, since nobody swept."""
     if not (options.get("name") and registry.policy(options["name"])):
         options["allow"] = [*options.get("allow", ()), "trial"]
-    return admit(GateConfig(out=tmp_path / f"gate-{word}", candidate=swept, base=base, **options))
+    return judge_and_write(GateConfig(out=tmp_path / f"gate-{word}", candidate=swept, base=base, **options))
 
 
 def promoted(tmp_path, name, model, swept, folder):

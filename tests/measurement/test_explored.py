@@ -30,7 +30,7 @@ from posgap.options.gate import GateConfig
 from posgap.tasks.placements import swept_placements
 from posgap.tasks.registry import TASKS
 from posgap.verbs.compare import compare
-from posgap.verbs.gate import admit
+from posgap.verbs.gate import judge_and_write
 
 HOSTILE = [
     "</script><script>document.title = 'taken'</script>",
@@ -317,7 +317,7 @@ def test_the_gate_s_page_has_the_examples_as_a_tab(page, tmp_path, monkeypatch):
     examples = [asking(i) for i in range(210)]
     base = swept_folder(tmp_path / "base", examples, 5, [1, 0.6, 0.3, 0.6, 0.9], "base")
     new = swept_folder(tmp_path / "new", examples, 5, [0.995] * 5, "new")
-    out = admit(GateConfig(candidate=new, base=base, out=tmp_path / "gate"))
+    out = judge_and_write(GateConfig(candidate=new, base=base, out=tmp_path / "gate"))
     page.open((out / "gate.html").as_uri())
     tabs = "[...document.querySelectorAll('[role=tab]')]"
     assert page.js(f"{tabs}.map((tab) => tab.innerText)") == ["Verdict", "Positions", "Examples", "Evidence"]

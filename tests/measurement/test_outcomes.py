@@ -32,7 +32,7 @@ from posgap.options.teacher import TeacherConfig
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.examples import KVExample
 from posgap.verbs.compare import compare
-from posgap.verbs.gate import admit
+from posgap.verbs.gate import judge_and_write
 from posgap.verbs.merge import merge
 from posgap.verbs.sweep import sweep_model
 from posgap.verbs.teacher import teacher
@@ -166,7 +166,7 @@ def test_the_gate_has_a_rule_for_it_and_trusts_no_champion_that_was_not_answered
         )
     lenient = Policy(max_gap=20, mean_tolerance=10, advantageous_tolerance=10, max_unanswered=4)
     assert judge(filtered, answered, filtered, lenient).passed
-    replay_verdict(admit(GateConfig(candidate=filtered, base=answered, out=tmp_path / "gate")))
+    replay_verdict(judge_and_write(GateConfig(candidate=filtered, base=answered, out=tmp_path / "gate")))
 
 
 def test_a_policy_that_does_not_say_it_allows_little(tmp_path):

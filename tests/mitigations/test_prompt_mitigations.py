@@ -39,7 +39,7 @@ from posgap.tasks.examples import Document, Example, KVExample, Passage, RankedE
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tasks.registry import TASKS
-from posgap.verbs.gate import admit
+from posgap.verbs.gate import judge_and_write
 from posgap.verbs.merge import merge
 from posgap.verbs.promote import promote
 from posgap.verbs.sweep import sweep_model
@@ -462,8 +462,8 @@ def test_a_mitigated_candidate_is_no_model_that_could_be_registered(tmp_path):
     write_json(file, read_json(file) | {"mitigation": {"name": "permutation", "settings": {"orders": 5}}})
     config = {"candidate": candidate, "base": base, "out": tmp_path / "gate"}
     with pytest.raises(PosgapError, match=r" permutation \(orders 5\).* acme "):
-        admit(GateConfig(**config, name="acme"))
+        judge_and_write(GateConfig(**config, name="acme"))
     assert posgap.gate(candidate, base).rules, "it can be judged all the same"
-    judged = admit(GateConfig(**config))
+    judged = judge_and_write(GateConfig(**config))
     with pytest.raises(PosgapError, match=r" permutation \(orders 5\)"):
         promote(PromoteConfig(model="m", sweep=candidate, gate=judged, name="acme", out=tmp_path / "promotion"))

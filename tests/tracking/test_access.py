@@ -24,7 +24,7 @@ from posgap.foundation.errors import Contradiction
 from posgap.options.gate import GateConfig
 from posgap.tracking import champions, flavor, registered, registry
 from posgap.tracking.server import RequestRefused, call_mlflow
-from posgap.verbs.gate import admit
+from posgap.verbs.gate import judge_and_write
 
 pytest.importorskip("flask_wtf", reason="mlflow's basic-auth app wants Flask-WTF: install the extra mlflow[auth]")
 pytestmark = pytest.mark.full
@@ -70,7 +70,7 @@ def test_only_promotion_s_log_in_changes_a_protected_name(server, tmp_path, mode
     place = copy_of(model_folder, tmp_path / "model")
     swept = write_sweep(tmp_path / "sweep", [0.95] * 5, model=place)
     base = write_sweep(tmp_path / "base", [0.9] * 5)
-    judged = admit(GateConfig(out=tmp_path / "gate", candidate=swept, base=base, **LAX))
+    judged = judge_and_write(GateConfig(out=tmp_path / "gate", candidate=swept, base=base, **LAX))
     promotion = [
         "promote",
         "--name",

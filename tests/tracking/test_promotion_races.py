@@ -31,7 +31,7 @@ from written_sweeps import copy_of, write_sweep
 from posgap.measurement.sweeps import read_sweep
 from posgap.options.gate import GateConfig
 from posgap.tracking import champions, leases, registry
-from posgap.verbs.gate import admit
+from posgap.verbs.gate import judge_and_write
 
 pytestmark = [pytest.mark.full, pytest.mark.nightly]
 SEED = int(os.environ.get("CHAOS_SEED", "0"))
@@ -114,7 +114,7 @@ def prepared(folder: Path, number: int, model_folder: Path) -> Path:
     swept = write_sweep(here / "sweep", [probability] * 5, model=model, seed=number)
     lax = {"max_gap": 30, "advantageous_tolerance": 30, "mean_tolerance": 30, "allow": ["base", "trial"]}
     champion = {"champion": folder / "0" / "sweep"} if number else {}
-    admit(GateConfig(out=here / "gate", candidate=swept, base=folder / "0" / "sweep", **champion, **lax))
+    judge_and_write(GateConfig(out=here / "gate", candidate=swept, base=folder / "0" / "sweep", **champion, **lax))
     return here
 
 

@@ -18,7 +18,7 @@ from posgap.storage.inputs import read_manifest
 from posgap.tracking import registry
 from posgap.verbs.approve import approve
 from posgap.verbs.champion import champion
-from posgap.verbs.gate import admit
+from posgap.verbs.gate import judge_and_write
 from posgap.verbs.promote import promote
 from posgap.verbs.watch import watch
 
@@ -74,7 +74,9 @@ def test_two_versions_of_the_data_with_approval_and_watching(tmp_path, server, r
 
     def approved(name, seed, data, number):
         model, swept = real(name, seed, data)
-        gate = admit(GateConfig(candidate=swept, base=swept, name="tiny", out=tmp_path / f"gate-{name}", **LAX))
+        gate = judge_and_write(
+            GateConfig(candidate=swept, base=swept, name="tiny", out=tmp_path / f"gate-{name}", **LAX)
+        )
         promote(
             PromoteConfig(
                 out=tmp_path / f"promote-{name}", model=str(model), gate=gate, sweep=swept, name="tiny",

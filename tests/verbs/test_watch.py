@@ -22,7 +22,7 @@ from posgap.pipelines.local import run_locally
 from posgap.pipelines.watch import watch as pipeline
 from posgap.tracking import registry
 from posgap.verbs.champion import SweptVersion, champion
-from posgap.verbs.gate import admit
+from posgap.verbs.gate import judge_and_write
 from posgap.verbs.watch import watch
 
 pytestmark = pytest.mark.usefixtures("mlflow_store")
@@ -44,7 +44,7 @@ def test_without_a_champion_nothing_is_swept_and_a_gate_judges_against_the_base(
     folder = swept(tmp_path)
     assert read_json(folder / "champion.json")["version"] is None
     asked = {"candidate": write_sweep(tmp_path / "new", [0.995] * 5), "base": base, "champion": folder, "name": "tiny"}
-    verdict = read_verdict(admit(GateConfig(**asked, out=tmp_path / "gate")))
+    verdict = read_verdict(judge_and_write(GateConfig(**asked, out=tmp_path / "gate")))
     assert verdict.passed and "champion" not in verdict.evidence
     assert read_json(watch(watched(tmp_path)) / "watch.json")["outcome"] == "no champion"
 
@@ -58,7 +58,7 @@ def test_a_champion_is_asked_like_the_base_and_taken_by_a_gate_as_it_is(tmp_path
     assert digest_path(at_hand / "predictions.jsonl") == digest_path(real_champion[1] / "predictions.jsonl")
     assert (at_hand / "sweep.html").is_file(), "MLflow keeps no pages of a promoted sweep"
     gate = GateConfig(candidate=other, base=other, champion=folder, name="tiny", out=tmp_path / "gate", **LAX)
-    verdict = read_verdict(admit(gate))
+    verdict = read_verdict(judge_and_write(gate))
     assert verdict.evidence["champion"].files["predictions.jsonl"] == digest_path(folder / "predictions.jsonl")
     assert "mean against the champion" in verdict.rules[1].meaning
 

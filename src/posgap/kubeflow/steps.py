@@ -65,7 +65,7 @@ STEPS = {
     "compare": Step(partial(artifacts.show_page, name="comparison.html"), values=_compared),
     "data_version": Step(artifacts.show_data_version),
     "distill": Step(artifacts.show_training, keeps_work=True, on_all_gpus=True),
-    "gate": Step(artifacts.show_gate, function="admit"),
+    "gate": Step(artifacts.show_gate, function="judge_and_write"),
     "merge": Step(artifacts.show_sweep),
     "mitigate": Step(artifacts.show_mitigate, keeps_work=True),
     "preflight": Step(artifacts.show_preflight),

@@ -36,24 +36,25 @@ log = logging.getLogger(__name__)
 
 
 def gate(config: GateConfig) -> None:
-    """`posgap gate`: judges as `admit` does, and on more examples while the policy of the name gives them; raises
-    `Rejected`, or asks for more examples, if the verdict does."""
+    """`posgap gate`: judges as `judge_and_write` does, and on more examples while the policy of the name gives them;
+    raises `Rejected`, or asks for more examples, if the verdict does."""
     asked = config
-    verdict = read_verdict(fetch_location(_write_verdict(_fill_in(config))))
+    verdict = read_verdict(fetch_location(judge_and_write(config)))
     for look in count(2):
         more = take_another_look(config, verdict, look)
         if more is None:
             break
         config = more
-        verdict = read_verdict(fetch_location(_write_verdict(_fill_in(config))))
+        verdict = read_verdict(fetch_location(judge_and_write(config)))
     if config is not asked:
         log.log(RESULT, "the verdict is on %s: promote with --sweep %s", config.candidate, config.candidate)
     if not verdict.passed:
         raise verdict.error(str(config.candidate))
 
 
-def admit(config: GateConfig) -> Location:
-    """Writes the verdict, against the registry's champion if `config` names a model and no sweep of it."""
+def judge_and_write(config: GateConfig) -> Location:
+    """Judges the candidate and writes the verdict, whichever it is: against the registry's champion if `config` names a
+    model and no sweep of it."""
     return _write_verdict(_fill_in(config))
 
 

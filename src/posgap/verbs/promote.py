@@ -45,7 +45,7 @@ from posgap.tracking.promotion import Promotion, Standing, promote_version
 from posgap.tracking.runs import PIPELINE_TAG, Run, pipeline_run
 from posgap.tracking.version_record import VersionRecord, anchor_of, store_record
 from posgap.verbs.frame import stage
-from posgap.verbs.gate import admit
+from posgap.verbs.gate import judge_and_write
 
 log = logging.getLogger(__name__)
 _MAX_TAG = 1000  # characters of a text in MLflow
@@ -70,7 +70,7 @@ def promote(config: PromoteConfig) -> Location:
             judged = {"candidate": config.sweep, "base": folder / "base", "examples": config.examples}
             policy = None if registered_policy(config.name) else as_file(verdict.policy)
             anew = GateConfig(**judged, name=config.name, policy=policy, out=config.gate_again, force=True)
-            return _register(config.model_copy(update={"gate": admit(anew), "gate_again": None}))
+            return _register(config.model_copy(update={"gate": judge_and_write(anew), "gate_again": None}))
     return _register(config)
 
 
