@@ -73,6 +73,5 @@ class _Places:
         file = self.cache / f"{key}.place"
         if file.is_file():
             return Path(os.path.normpath(self.cache / file.read_text(encoding="utf-8")))
-        with files.atomic(file) as partial:
-            partial.write_text(os.path.relpath(own, self.cache), encoding="utf-8")
+        files.write_text(file, os.path.relpath(own, self.cache))
         return own

@@ -83,7 +83,7 @@ def test_a_gpu_asks_for_a_torch_that_uses_it(found, monkeypatch, tmp_path):
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     versions = {"torch": "2.13.0+cpu"}
-    monkeypatch.setattr(doctor, "_version", versions.get)
+    monkeypatch.setattr(doctor, "installed_version", versions.get)
     seen = found()
     assert seen["GPU"].seen == "NVIDIA H100, 81559 MiB" and seen["torch"].state == "broken"
     assert "posgap[gpu]" in seen["FlashAttention"].mend and seen["FlashAttention"].state == "no"
@@ -100,7 +100,7 @@ def test_a_version_beyond_the_bounds_of_the_package_is_untested(found, monkeypat
     (bounds,) = (each.specifier for each in map(Requirement, requires("posgap")) if each.name == package)
     ends = {each.operator: each.version for each in bounds}
     versions = {package: ends[">="]}
-    monkeypatch.setattr(doctor, "_version", versions.get)
+    monkeypatch.setattr(doctor, "installed_version", versions.get)
     assert found()[package].state == "yes"
     for beyond in (f"{ends['>=']}.dev1", ends["<"]):
         versions[package] = beyond
@@ -132,9 +132,9 @@ def test_it_is_said_in_lines_or_as_json_and_by_the_exit_code(found, monkeypatch,
 
 
 def test_what_is_configured_and_lacks_its_extra_is_of_no_use(found, monkeypatch):
-    installed = doctor._version
+    installed = doctor.installed_version
     absent = {"mlflow", "boto3", "kfp"}
-    monkeypatch.setattr(doctor, "_version", lambda name: None if name in absent else installed(name))
+    monkeypatch.setattr(doctor, "installed_version", lambda name: None if name in absent else installed(name))
     bare = found()
     assert {bare[part].state for part in ("MLflow", "S3", "Kubeflow")} == {"no"}
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///runs.db")

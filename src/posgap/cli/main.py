@@ -209,9 +209,7 @@ class _VerbCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if self._takes_model and args and not args[0].startswith("-"):
             args = [_MODEL, *args]  # `posgap sweep MODEL`
-        words = []
-        for word in args:
-            words += self._without_value(ctx, word)
+        words = [each for word in args for each in self._without_value(ctx, word)]
         try:
             return super().parse_args(ctx, list(words))
         except click.MissingParameter as error:

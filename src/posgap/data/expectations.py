@@ -4,17 +4,14 @@ import logging
 import os
 from collections.abc import Collection, Sequence
 from itertools import count
-from typing import TYPE_CHECKING
 
 from posgap.foundation.errors import PosgapError
+from posgap.foundation.heavy_types import DataFrame
 from posgap.tasks.answering_distractors import count_answering, is_yes_or_no
 from posgap.tasks.content import content_key
 from posgap.tasks.examples import AnyExample, KVExample, RankedExample
 from posgap.tasks.metrics import contains_answer, sub_exact_match
 from posgap.tasks.prompts import PromptBuilder
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Great Expectations logs its set-up at INFO, some loggers at a level of their own; warnings still show.
 logging.getLogger("great_expectations").propagate = False
@@ -27,7 +24,7 @@ def example_table(
     n_docs: int,
     excluded: Collection[str] = (),
     lines: Sequence[int] = (),
-) -> "pd.DataFrame":
+) -> DataFrame:
     """A table with one row per example and scalars in its columns, since Great Expectations cannot check lists.
 
     `lines` are the examples' lines in their file; without them they are counted from 1.
@@ -113,7 +110,7 @@ def expectations(
     ]
 
 
-def run_expectations(table: "pd.DataFrame", suite: list) -> dict:
+def run_expectations(table: DataFrame, suite: list) -> dict:
     """Runs the suite over the table and returns the result as plain JSON.
 
     `failures` has one line per failed expectation, with the ids of the first rows that fail it.

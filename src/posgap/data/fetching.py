@@ -10,7 +10,7 @@ from pathlib import Path
 
 from posgap.data.sources import Source
 from posgap.foundation.errors import Contradiction, Malformed, NoServer, Refused
-from posgap.foundation.files import atomic, digest_path
+from posgap.foundation.files import atomic, digest_path, write_text
 from posgap.foundation.locations import cache_folder
 from posgap.foundation.retries import RetryPolicy, TransientError, Waits, retrying
 
@@ -46,8 +46,7 @@ def fetch_source(source: Source) -> Path:
                 f"{record} to accept the new file",
                 at=source.url,
             )
-        with atomic(record) as written:
-            written.write_text(f"{sha256}  {path.name}\n")
+        write_text(record, f"{sha256}  {path.name}\n")
     how = "checked" if source.checksum else f"recorded in {record.name}, since none is published"
     log.info("%s: %.1f MB, sha256 %s, %s", path, path.stat().st_size / 1e6, sha256, how)
     return path

@@ -241,10 +241,7 @@ def read_hotpotqa(path: Path) -> Iterator[tuple[int, Example | None]]:
         titles, _ = zip(*item.supporting_facts) if item.supporting_facts else ((), ())
         for title in dict.fromkeys(map(_plain_title, titles)):
             places = titled.get(title, [])
-            holding = []
-            for place in places:
-                if contains_answer(f"{title} {documents[place].text}", [item.answer]):
-                    holding.append(place)
+            holding = [place for place in places if contains_answer(f"{title} {documents[place].text}", [item.answer])]
             # If several paragraphs share a title, the one that holds the answer, if only one does.
             of_title = holding if len(places) > 1 and len(holding) == 1 else places
             if len(of_title) != 1:

@@ -62,9 +62,8 @@ def teacher_prompts(pairs: Sequence[Pair], some: Sequence[int] | None = None) ->
 
 def drawable_placements(pairs: Sequence[Pair], anchors: Sequence[Positions] | None) -> list[list[Positions]]:
     """Each pair's placements to draw from: all among its prompt's documents, but its anchor, if there is one."""
-    places: dict[tuple[int, int], list[Positions]] = {}
-    for n_docs, n_gold in {(pair.response.n_docs, len(pair.response.placement)) for pair in pairs}:
-        places[n_docs, n_gold] = [placement.positions for placement in all_placements(n_docs, n_gold)]
+    kinds = {(pair.response.n_docs, len(pair.response.placement)) for pair in pairs}
+    places = {kind: [placement.positions for placement in all_placements(*kind)] for kind in kinds}
     drawable = []
     for index, pair in enumerate(pairs):
         anchor = anchors[index] if anchors else None

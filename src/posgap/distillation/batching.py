@@ -88,8 +88,7 @@ class BatchLayout:
         group are read forwards twice."""
         total = 0
         for group in self.groups:
-            for micro_batch in group:
-                total += 4 * micro_batch.tokens
+            total += 4 * sum(micro_batch.tokens for micro_batch in group)
             total -= group[-1].tokens
         return total
 
@@ -168,9 +167,7 @@ def group_micro_batches(
         if both.tokens <= most_tokens:
             groups[-1][-1] = both
             return groups
-    for micro_batch in divide_rows(fixed, lengths, world, most_tokens, padded):
-        groups.append([micro_batch])
-    return groups
+    return groups + [[micro_batch] for micro_batch in divide_rows(fixed, lengths, world, most_tokens, padded)]
 
 
 def lay_out_alone(
@@ -231,9 +228,7 @@ def _bundle_rows(
 def _link_groups(weight_groups: Sequence[Hashable | None], bundles: Sequence[Sequence[int]]) -> list[Hashable | None]:
     """Merges weight groups that share a bundle, and returns one group per bundle; `None` if all its weights are
     fixed."""
-    of_bundles = []
-    for bundle in bundles:
-        of_bundles.append({weight_groups[row] for row in bundle})
+    of_bundles = [{weight_groups[row] for row in bundle} for bundle in bundles]
     if any(None in keys and len(keys) > 1 for keys in of_bundles):
         # A fixed-weight row must not enter a gradient that is rescaled later, so all these rows come together.
         return [None if keys == {None} else "by loss" for keys in of_bundles]

@@ -61,10 +61,7 @@ class Schedule:
 
     def reach(self, steps: int) -> float:
         """The sum of the rates of `steps` updates: about the most that AdamW moves a weight."""
-        total = 0.0
-        for step in range(steps):
-            total += self.rate(step, steps)
-        return self.learning_rate * total
+        return self.learning_rate * sum(self.rate(step, steps) for step in range(steps))
 
 
 class NotFinite(PosgapError):
@@ -354,9 +351,7 @@ class TrainStep:
         """Collates what this process reads of a micro-batch, a batch for each call of the model."""
         batches = []
         for call in micro_batch.calls(self.rank, self.world):
-            bundles = []
-            for index in call:
-                bundles.append([step.rows[row] for row in step.layout.bundles[index]])
+            bundles = [[step.rows[row] for row in step.layout.bundles[index]] for index in call]
             batch = self.collate.collate_shared(bundles) if step.layout.shared else self.collate(list(chain(*bundles)))
             batches.append(batch.to(self.device))
         return batches

@@ -2,21 +2,18 @@
 
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posgap.foundation.errors import PosgapError
-
-if TYPE_CHECKING:
-    from peft import PeftModel
+from posgap.foundation.heavy_types import PeftModel
 
 ALPHA = 16  # the adapters' product is multiplied by it, over their rank
 
 
-def add_adapters(model: PreTrainedModel, rank: int) -> "PeftModel":
+def add_adapters(model: PreTrainedModel, rank: int) -> PeftModel:
     """Puts adapters on every linear layer but the output head, and freezes the rest of `model`, in place.
 
     Routers that are linear layers with outputs of their own (Llama 4's) are left out: peft's adapters cannot stand in

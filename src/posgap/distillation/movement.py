@@ -5,10 +5,9 @@ bounds how far a weight moves, whatever is learnt.
 """
 
 from math import log2, sqrt
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from posgap.foundation.heavy_types import PretrainedConfig
 
 # The paper's run: 94 updates at 3e-6, which falls linearly, on models of 7B, whose layers are 4,096 wide.
 _PAPER_REACH = 3e-6 * 95 / 2
@@ -38,7 +37,7 @@ class Movement(NamedTuple):
     width: int
 
     @classmethod
-    def estimate(cls, config: "PretrainedConfig", updates: int, reach: float) -> "Movement":
+    def estimate(cls, config: PretrainedConfig, updates: int, reach: float) -> "Movement":
         """Estimates the movement for this config, assuming weights of their initial size."""
         text = config.get_text_config()
         weight = getattr(text, "initializer_range", None) or TYPICAL_WEIGHT

@@ -29,10 +29,7 @@ class Objective:
 
     def draw_prompts(self, draws: Sequence[Draw]) -> list[TrainingPrompt]:
         """The prompts of a step."""
-        prompts = []
-        for draw in draws:
-            prompts += [TrainingPrompt(draw.pair, positions) for positions in draw.placements]
-        return prompts
+        return [TrainingPrompt(draw.pair, positions) for draw in draws for positions in draw.placements]
 
     def weight_groups(self, rows: Sequence[TrainingPrompt]) -> list[Hashable | None]:
         """Returns a group per row. Rows of a group need each other's losses; None means a fixed weight."""

@@ -132,18 +132,25 @@ class Blocks:
         raise TooLarge(f"{what} of more than {RECORD // MB} MB", at=f"{self.path}:{self.n_lines + 1}")
 
 
-def require_bounded_row(row: Any, where: str) -> int:
-    """Returns how many characters the texts of a row have together; `TooLarge` if there are more than `RECORD`."""
-    waiting = [row]
-    size = 0
+def leaves(value: Any) -> Iterator[Any]:
+    """Yields what a nested value of mappings and lists holds that is neither, without recursion."""
+    waiting = [value]
     while waiting:
         each = waiting.pop()
         if isinstance(each, dict):
             waiting += each.values()
         elif isinstance(each, list | tuple):
             waiting += each
-        elif isinstance(each, str | bytes):
-            size += len(each)
+        else:
+            yield each
+
+
+def require_bounded_row(row: Any, where: str) -> int:
+    """Returns how many characters the texts of a row have together; `TooLarge` if there are more than `RECORD`."""
+    size = 0
+    for leaf in leaves(row):
+        if isinstance(leaf, str | bytes):
+            size += len(leaf)
         if size > RECORD:
             raise TooLarge(f"a row of more than {RECORD // MB} MB", at=where)
     return size

@@ -5,6 +5,7 @@ measuring an endpoint imports.
 """
 
 import importlib
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from posgap.foundation.errors import MissingPackage
@@ -23,9 +24,7 @@ _PACKAGES = {
     "inspect": ("inspect_ai",),
     "gpu": ("flash_attn",),
 }
-EXTRA_OF = dict[str, str]()
-for _extra, _packages in _PACKAGES.items():
-    EXTRA_OF |= dict.fromkeys(_packages, _extra)
+EXTRA_OF = {package: extra for extra, packages in _PACKAGES.items() for package in packages}
 
 
 def how_to_install(module: str) -> str:
@@ -35,6 +34,14 @@ def how_to_install(module: str) -> str:
     if not extra:
         return ""
     return f"this needs posgap's extra {extra} ({package} is not installed): pip install 'posgap[{extra}]'"
+
+
+def installed_version(package: str) -> str | None:
+    """Returns the version of an installed distribution, else None."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def import_extra(module: str) -> Any:

@@ -176,10 +176,15 @@ def digest_of(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
+def write_text(path: Path, text: str, lasting: bool = True) -> None:
+    """Writes a text file in UTF-8, all of it or nothing; `lasting` as for `atomic`."""
+    with atomic(path, lasting) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
 def write_json(path: Path, value: object) -> None:
     """Writes one JSON document, atomically. NaN and infinities, which are no JSON, are a `ValueError`."""
-    with atomic(path) as partial:
-        partial.write_text(json.dumps(value, indent=2, **_AS_TEXT) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(value, indent=2, **_AS_TEXT) + "\n")
 
 
 def read_json(path: Path) -> Any:

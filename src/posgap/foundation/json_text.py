@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import pydantic_core
 
 from posgap.foundation import bounds
-from posgap.foundation.bounds import BLOCK, MB, Blocks, open_unpacked, read_bytes
+from posgap.foundation.bounds import BLOCK, MB, Blocks, leaves, open_unpacked, read_bytes
 from posgap.foundation.errors import Malformed, TooLarge
 
 DEPTH = 200  # levels of nesting; fixed in pydantic-core's parser
@@ -68,16 +68,10 @@ def _why_not_json(error: ValueError, data: bytes) -> str:
 
 
 def _require_ordinary_numbers(value: Any, where: str) -> None:
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, dict):
-            waiting += each.values()
-        elif isinstance(each, list):
-            waiting += each
-        elif isinstance(each, int) and abs(each) > MAX_INTEGER:
-            raise Malformed(f"a whole number of {len(str(abs(each)))} digits does not fit into 64 bits", at=where)
-        elif isinstance(each, float) and abs(each) == float("inf"):
+    for leaf in leaves(value):
+        if isinstance(leaf, int) and abs(leaf) > MAX_INTEGER:
+            raise Malformed(f"a whole number of {len(str(abs(leaf)))} digits does not fit into 64 bits", at=where)
+        if isinstance(leaf, float) and abs(leaf) == float("inf"):
             raise Malformed("a number too large for a float", at=where)
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import tenacity
 
@@ -91,10 +91,7 @@ class Waits:
 def retrying(retry_policy: RetryPolicy, waits: Waits) -> tenacity.Retrying:
     """Calls a function until it raises no `TransientError`. When the policy allows no more tries, the last
     `TransientError` is raised."""
-    return tenacity.Retrying(**_policy(retry_policy, waits))
 
-
-def _policy(retry_policy: RetryPolicy, waits: Waits) -> dict[str, Any]:
     def requested_wait(state: tenacity.RetryCallState) -> float:
         return getattr(_fault(state), "wait", 0.0)
 
@@ -109,13 +106,13 @@ def _policy(retry_policy: RetryPolicy, waits: Waits) -> dict[str, Any]:
         passed = (state.seconds_since_start or 0.0) + state.upcoming_sleep
         return state.attempt_number >= retry_policy.tries or passed >= retry_policy.seconds
 
-    return {
-        "retry": tenacity.retry_if_exception_type(TransientError),
-        "wait": wait,
-        "stop": stop,
-        "before_sleep": lambda state: waits.count(str(_fault(state)), state.upcoming_sleep, requested_wait(state)),
-        "reraise": True,
-    }
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(TransientError),
+        wait=wait,
+        stop=stop,
+        before_sleep=lambda state: waits.count(str(_fault(state)), state.upcoming_sleep, requested_wait(state)),
+        reraise=True,
+    )
 
 
 def _fault(state: tenacity.RetryCallState) -> BaseException | None:

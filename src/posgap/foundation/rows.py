@@ -125,7 +125,7 @@ def _find_separator(header: str, usual: str) -> str:
 def _text_lines(blocks: Blocks, is_utf16: bool) -> Iterator[str]:
     """Yields a file's lines as text."""
     rest = ""  # what follows the last line end; in UTF-16 a block may end within a line
-    for text in _decode_utf16(blocks) if is_utf16 else _decode(blocks):
+    for text in codecs.iterdecode(blocks, "utf-16") if is_utf16 else _decode(blocks):
         text = rest + text
         end = text.rfind("\n") + 1
         yield from io.StringIO(text[:end], newline="\n")
@@ -134,13 +134,6 @@ def _text_lines(blocks: Blocks, is_utf16: bool) -> Iterator[str]:
             raise TooLarge(f"a line of more than {bounds.RECORD // MB} MB", at=str(blocks.path))
     if rest:
         yield rest
-
-
-def _decode_utf16(blocks: Blocks) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-16")()
-    for block in blocks:
-        yield decoder.decode(block)
-    yield decoder.decode(b"", final=True)
 
 
 def _decode(blocks: Blocks) -> Iterator[str]:

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from posgap.foundation.bounds import read_bytes
 from posgap.foundation.errors import Malformed
-from posgap.foundation.files import atomic, digest_of, parse_as
+from posgap.foundation.files import digest_of, parse_as, write_text
 from posgap.foundation.locations import cache_folder
 from posgap.foundation.yaml_text import Quoted, parse_yaml
 from posgap.gating.demands import MAX_BYTES, Guard, Policy
@@ -65,10 +65,9 @@ def policy_text(policy: Policy) -> str:
     values["guards"] = {
         name: guard.model_dump(mode="json", exclude_defaults=True) for name, guard in policy.guards.items()
     }
-    lines = []
-    for name, field in Policy.model_fields.items():
-        lines.append(f"# {field.description}\n{name}: {json.dumps(values[name])}")
-    return "\n".join(lines)
+    return "\n".join(
+        f"# {field.description}\n{name}: {json.dumps(values[name])}" for name, field in Policy.model_fields.items()
+    )
 
 
 def policy_digest(policy: Policy) -> str:
@@ -85,8 +84,7 @@ def registered_policy(name: str) -> Policy | None:
 def as_file(policy: Policy) -> Path:
     """A file in the cache that says what a policy says."""
     file = cache_folder().absolute() / "policies" / f"{policy_digest(policy)}.yaml"
-    with atomic(file, lasting=False) as partial:
-        partial.write_text(policy_text(policy), encoding="utf-8")
+    write_text(file, policy_text(policy), lasting=False)
     return file
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from posgap.foundation.errors import Contradiction, Malformed, NotFound, PosgapError
 from posgap.foundation.files import digest_path, read_json
+from posgap.foundation.heavy_types import ModelVersion
 from posgap.gating.copies import ROLES
 from posgap.gating.demands import Policy
 from posgap.gating.evidence import ANCHOR, DISTRACTORS, first_difference, judged_files, read_gate_inputs
@@ -23,9 +23,6 @@ from posgap.measurement.sweeps import read_sweep
 from posgap.tasks.examples import AnyExample
 from posgap.tracking import registry
 from posgap.tracking.version_record import anchor_of
-
-if TYPE_CHECKING:
-    from mlflow.entities.model_registry import ModelVersion
 
 log = logging.getLogger(__name__)
 JUDGED_FILES = (GATE_FILE, signature_file(Path(GATE_FILE)).name)
@@ -155,7 +152,7 @@ def require_current_champion(verdict: Verdict, name: str, folder: Path, before: 
     )
 
 
-def _require_the_best(verdict: Verdict, champion: "ModelVersion", folder: Path) -> None:
+def _require_the_best(verdict: Verdict, champion: ModelVersion, folder: Path) -> None:
     """Raises `OutdatedVerdict` if a verdict does not compare its candidate with the best champion so far, as the
     policy of the registered name asks, or else its own."""
     best = anchor_of(champion)

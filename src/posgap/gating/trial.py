@@ -19,12 +19,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from posgap.foundation.errors import Contradiction, PosgapError, shorten
 from posgap.foundation.files import digest_of, digest_path, read_model
+from posgap.foundation.heavy_types import ModelVersion
 from posgap.foundation.registry import Parameters
 from posgap.gating.demands import Guard, Policy
 from posgap.gating.evidence import BASE, GUARDS, TEXT_FILE, sweep_record
@@ -44,9 +45,6 @@ from posgap.tasks.placements import Placement
 from posgap.tracking import registry
 from posgap.tracking.answering import SweptAnswers, why_not_tried
 from posgap.tracking.version_record import judged_sweep, record_of
-
-if TYPE_CHECKING:
-    from mlflow.entities.model_registry import ModelVersion
 
 log = logging.getLogger(__name__)
 TRIAL = "trial"  # a policy allows this if no model need be tried
@@ -176,7 +174,7 @@ def _require_believable(guard: TriedGuard, model: Path, policy: Policy, role: st
         raise error.within(f"what was measured of the {role} cannot be believed") from None
 
 
-def _bring(version: "ModelVersion | None", sweep: Sweep, role: str, place: Path, base: Path | None) -> Path:
+def _bring(version: ModelVersion | None, sweep: Sweep, role: str, place: Path, base: Path | None) -> Path:
     """Brings a version's model (without a version: the sweep's model) to `place` and returns its folder."""
     if version is None:
         return _find_model(sweep, role, place, base)
@@ -206,7 +204,7 @@ def _find_model(sweep: Sweep, role: str, place: Path, base: Path | None) -> Path
     return model
 
 
-def _version_of(evidence: Evidence, versions: "Sequence[ModelVersion]") -> "ModelVersion | None":
+def _version_of(evidence: Evidence, versions: Sequence[ModelVersion]) -> ModelVersion | None:
     """Returns the version of the swept model; None if posgap did not register it."""
     digest = evidence.sweep.model_digest
     return next((version for version in versions if version.tags.get(registry.DIGEST) == digest), None)
@@ -222,7 +220,7 @@ def _require_promoted_by(recorded: Path, evidence: Evidence, version: str) -> No
         )
 
 
-def _require_base_of_record(inputs: GateInputs, champion: "ModelVersion | None") -> None:
+def _require_base_of_record(inputs: GateInputs, champion: ModelVersion | None) -> None:
     """Raises `PosgapError` if the champion was judged beside the same sweep of the base with other predictions."""
     record = record_of(champion) if champion and inputs.base else None
     if record is None or inputs.base is None:
@@ -286,8 +284,7 @@ def require_answers(
     if all(map(math.isclose, scores, _recorded_scores(drawn))):
         return
     log.info("asking %d more prompts again, because a response has another score", len(others))
-    for row, completion in zip(others, answers.answer(others), strict=True):
-        scores.append(rescore(row, completion.text))
+    scores += [rescore(row, each.text) for row, each in zip(others, answers.answer(others), strict=True)]
     edits.require_admitted([*drawn, *others], scores)
 
 
@@ -333,7 +330,7 @@ class DecidingEdits:
             wanted[kind] -= 1
             place.append(row)
         missing = max(0, LEAST - sum(map(bool, _recorded_scores(drawn))))
-        more = sorted(spare + others, key=_is_wrong)
+        more = sorted(spare + others, key=lambda row: not row["correct"])
         return drawn + more[:missing], [row for row in others if row not in more[:missing]]
 
     def require_admitted(self, rows: Sequence[Prediction], scores: Sequence[float]) -> None:
@@ -405,10 +402,6 @@ class DecidingEdits:
 
 def _recorded_scores(rows: Sequence[Prediction]) -> list[float]:
     return [float(row["correct"]) for row in rows]
-
-
-def _is_wrong(row: Prediction) -> bool:
-    return not row["correct"]
 
 
 def _require_cut(rows: Sequence[Prediction], completions: Sequence[Completion]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from posgap.foundation.errors import PosgapError, shorten
-from posgap.foundation.files import atomic, digest_of, read_rows
+from posgap.foundation.files import digest_of, read_rows, write_text
 from posgap.generation.answer_forms import as_completion
 from posgap.generation.endings import before_stop
 from posgap.generation.endpoint_parameters import EndpointParameters
@@ -124,16 +124,14 @@ class RequestWriter:
             "metric_list": [{"metric": "bypass"}],
         }
         file = self.folder / f"{LM_EVAL_TASK}.yaml"
-        with atomic(file) as partial:
-            partial.write_text(json.dumps(task, indent=1) + "\n", encoding="utf-8")
+        write_text(file, json.dumps(task, indent=1) + "\n")
         self.files.append(file)
 
     def _write_file(self, lines: Sequence[str]) -> None:
         is_one_object = self.format == "anthropic"
         name = f"requests-{len(self.files) + 1:03}.{'json' if is_one_object else 'jsonl'}"
         text = '{"requests": [\n' + ",\n".join(lines) + "\n]}" if is_one_object else "\n".join(lines)
-        with atomic(self.folder / name) as partial:
-            partial.write_text(text + "\n", encoding="utf-8")
+        write_text(self.folder / name, text + "\n")
         self.files.append(self.folder / name)
 
 

@@ -5,13 +5,10 @@ Every local backend reads token ids in this one way, so that all agree on what i
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
 
+from posgap.foundation.heavy_types import PreTrainedTokenizerBase
 from posgap.generation.generator import Completion, Sampling, Usage
 from posgap.generation.thoughts import TAGS, SplitResponse, split_thoughts
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _MARKS = (*TAGS, *TAGS.values())
 _TOKENS = 4  # that a character can take, one for each of its bytes
@@ -35,7 +32,7 @@ class ResponseStream:
     have their own limit, after either limit. Nothing is scored after that.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", end_ids: Collection[int], sampling: Sampling):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, end_ids: Collection[int], sampling: Sampling):
         self.tokenizer = tokenizer
         self.end_ids = end_ids
         self.sampling = sampling

@@ -54,9 +54,7 @@ class EndpointIdentity(Record):
     def combine(cls, parts: Iterable["EndpointIdentity | None"]) -> "EndpointIdentity | None":
         """All that the parts of a sweep say, in their order, each once; None if none says anything."""
         there = list(filter(None, parts))
-        said = {}
-        for name in cls.model_fields:
-            said[name] = tuple(dict.fromkeys(chain(*map(attrgetter(name), there))))
+        said = {name: tuple(dict.fromkeys(chain(*map(attrgetter(name), there)))) for name in cls.model_fields}
         return cls(**said) if there else None
 
     @classmethod

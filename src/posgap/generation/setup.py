@@ -1,13 +1,9 @@
 """Sets up the prompt builder of a stage from its task, its model's tokenizer and the model's context length."""
 
-from typing import TYPE_CHECKING
-
+from posgap.foundation.heavy_types import PreTrainedTokenizerBase
 from posgap.generation.asking import ResponseLimits, Wording
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.registry import TASKS
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 def builder_of(model: str, wording: Wording, limits: ResponseLimits) -> PromptBuilder:
@@ -19,7 +15,7 @@ def builder_of(model: str, wording: Wording, limits: ResponseLimits) -> PromptBu
 
 
 def builder_with(
-    tokenizer: "PreTrainedTokenizerBase", context: int, wording: Wording, limits: ResponseLimits
+    tokenizer: PreTrainedTokenizerBase, context: int, wording: Wording, limits: ResponseLimits
 ) -> PromptBuilder:
     """Returns the builder for a loaded tokenizer of a model that reads `context` tokens."""
     task = TASKS[wording.task]

@@ -105,9 +105,7 @@ class TransformersGenerator:
         Samples depend on the seed and this number but on no other batch, so a resumed run draws the same.
         """
         torch.manual_seed(int(np.random.SeedSequence([sampling.seed, number]).generate_state(1)[0]))
-        left: list[_PendingPrompt] = []
-        for row, group in enumerate(groups):
-            left += [_PendingPrompt(row, at, prompt) for at, prompt in enumerate(group)]
+        left = [_PendingPrompt(row, at, prompt) for row, group in enumerate(groups) for at, prompt in enumerate(group)]
         lengths = list(map(_PendingPrompt.__len__, left))
         longest = max(lengths, default=0) + sampling.limit
         begins_small = number == 0 and not self.on_gpu
@@ -136,9 +134,7 @@ class TransformersGenerator:
         """Answers groups by their numbers: one prompt of each at a time, read from the first token that differs from
         the last prompt.
         """
-        orders = {}
-        for row, group in groups.items():
-            orders[row] = reading_order([prompt.token_ids for prompt in group])
+        orders = {row: reading_order([prompt.token_ids for prompt in group]) for row, group in groups.items()}
         cache = PrefixCache(len(groups), self.device)
         rows = list(groups)
         waiting: list[_PendingPrompt] = []

@@ -104,14 +104,10 @@ def show_preflight(out: Any, checks: Any) -> tuple:
     """Shows the result of each check of `preflight`, the form's settings, and the settings of each stage; returns the
     latter after those of the run."""
     plan = read_json(Path(out.path) / "preflight.json")
-    lines = ["# Ready to run", ""]
-    for name, result in plan["found"].items():
-        lines.append(f"- **{name}**: {result}")
+    lines = ["# Ready to run", "", *(f"- **{name}**: {result}" for name, result in plan["found"].items())]
     for title, values in {"Settings": plan["given"], "What each stage is given": plan["settings"]}.items():
         lines += ["", f"## {title}", "", "```yaml"]
-        for name, value in values.items():
-            lines.append(f"{name}: {json.dumps(value)}")
-        lines.append("```")
+        lines += [*(f"{name}: {json.dumps(value)}" for name, value in values.items()), "```"]
     lines.append("")
     Path(checks.path).write_text("\n".join(lines), encoding="utf-8")
     describe_artifact(out)

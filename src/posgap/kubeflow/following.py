@@ -8,17 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from posgap.foundation.errors import NoServer, PosgapError, ProcessFailure, Refused, TerminationSignal
+from posgap.foundation.heavy_types import TrainerClient, TrainJob
 from posgap.foundation.interruption import Termination, deferred_termination
 from posgap.foundation.printing import Lines, is_quiet, join_lines, printable
 from posgap.kubeflow.reasons import JobInCluster, Reason, Worker, best_reason
 from posgap.kubeflow.train_jobs import Job, create
-
-if TYPE_CHECKING:
-    from kubeflow.trainer import TrainerClient
-    from kubeflow.trainer.types.types import TrainJob
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 2.0  # between two polls
@@ -32,7 +28,7 @@ END_LINES = 20
 QUEUE_SECONDS = 15.0  # between two looks at why a job waits
 
 
-def run_job(client: "TrainerClient", job: Job, create: Create = create) -> None:
+def run_job(client: TrainerClient, job: Job, create: Create = create) -> None:
     """Runs the job to its end and deletes it. If a job of its name is running already, that one is followed instead.
 
     The output of node 0 is printed here, and while the job waits, why Kueue does not admit it. Raises `PosgapError`
@@ -62,12 +58,12 @@ def run_job(client: "TrainerClient", job: Job, create: Create = create) -> None:
 class _Cluster:
     """The TrainJob client, with retries."""
 
-    def __init__(self, client: "TrainerClient", termination: Termination):
+    def __init__(self, client: TrainerClient, termination: Termination):
         self.client = client
         self.termination = termination
         self.answered = 0.0
 
-    def get_state(self, name: str) -> "TrainJob | None":
+    def get_state(self, name: str) -> TrainJob | None:
         """Returns the job's present state, or None if there is no such job; retries while the cluster does not
         answer."""
         while True:
@@ -105,7 +101,7 @@ class _Cluster:
                 )
 
 
-def _attempt(cluster: _Cluster, in_cluster: JobInCluster, job: Job, create: Create) -> "TrainJob":
+def _attempt(cluster: _Cluster, in_cluster: JobInCluster, job: Job, create: Create) -> TrainJob:
     """Creates or joins the job, and follows it to its end."""
     _start(cluster, in_cluster, job, create)
     deadline = time.monotonic() + job.seconds
@@ -171,7 +167,7 @@ def _server_message(error: Exception) -> str:
 
 
 @contextmanager
-def print_log(client: "TrainerClient", job: str) -> Iterator[None]:
+def print_log(client: TrainerClient, job: str) -> Iterator[None]:
     """Within the block, the output of node 0 is printed to stderr as it arrives."""
     over = threading.Event()
     thread = threading.Thread(target=_print, args=(client, job, over), daemon=True)
@@ -185,7 +181,7 @@ def print_log(client: "TrainerClient", job: str) -> Iterator[None]:
     thread.join(LAST_SECONDS)
 
 
-def _print(client: "TrainerClient", job: str, over: threading.Event) -> None:
+def _print(client: TrainerClient, job: str, over: threading.Event) -> None:
     """Follows the log, reconnects if the connection breaks, and prints no line of a pod twice."""
     pod, shown = "", 0
     while True:
@@ -205,7 +201,7 @@ def _print(client: "TrainerClient", job: str, over: threading.Event) -> None:
         over.wait(AGAIN_SECONDS)
 
 
-def why_it_failed(client: "TrainerClient", job: "TrainJob", in_cluster: JobInCluster) -> Reason:
+def why_it_failed(client: TrainerClient, job: TrainJob, in_cluster: JobInCluster) -> Reason:
     """Logs the end of each failed worker's log, and returns what best explains the failure.
 
     It reads pods, conditions and events, which are gone as soon as the job is deleted.
@@ -230,7 +226,7 @@ def why_it_failed(client: "TrainerClient", job: "TrainJob", in_cluster: JobInClu
     return best_reason(workers, gone, in_cluster.conditions(), in_cluster.events())
 
 
-def _log_of(client: "TrainerClient", job: str, worker: str) -> str:
+def _log_of(client: TrainerClient, job: str, worker: str) -> str:
     try:
         return "\n".join(line.rstrip() for line in client.get_job_logs(job, step=worker))
     except (RuntimeError, TimeoutError) as error:

@@ -99,10 +99,7 @@ def candidates(methods: str) -> list[str]:
     """Returns the candidates to make from the base model, in the given order: methods of training, and `mitigate` for
     all named mitigations; the best of these becomes one candidate. Raises `ValueError` if a method is unknown or given
     twice, or `then` joins what it cannot."""
-    found = dict[str, None]()
-    for name in _parse_methods(methods)[0]:
-        found[MITIGATE.name if name in _of_models() else name] = None
-    return list(found)
+    return list(dict.fromkeys(MITIGATE.name if name in _of_models() else name for name in _parse_methods(methods)[0]))
 
 
 def has_on_top(methods: str) -> bool:

@@ -10,12 +10,10 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from posgap.foundation.heavy_types import TrainerClient
 from posgap.foundation.termination import FAILED, REFUSED
-
-if TYPE_CHECKING:
-    from kubeflow.trainer import TrainerClient
 
 log = logging.getLogger(__name__)
 SECONDS = 10.0  # to wait for an answer
@@ -121,7 +119,7 @@ def _signal(number: int) -> str:
 class JobInCluster:
     """Reads what the cluster holds of a TrainJob. A client without a cluster (the SDK's local one) has nothing."""
 
-    def __init__(self, client: "TrainerClient", name: str):
+    def __init__(self, client: TrainerClient, name: str):
         backend: Any = getattr(client, "backend", None)
         self.core = getattr(backend, "core_api", None)
         self.custom = getattr(backend, "custom_api", None)

@@ -3,12 +3,9 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from posgap.foundation.errors import PosgapError
-
-if TYPE_CHECKING:
-    from kubeflow.trainer import TrainerClient
+from posgap.foundation.heavy_types import TrainerClient
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
@@ -30,7 +27,7 @@ class Job:
     queue: str = ""
 
 
-def connect() -> "TrainerClient":
+def connect() -> TrainerClient:
     """A client of the cluster this runs in, or of KUBECONFIG's, in its namespace there."""
     try:
         from kubeflow.trainer import KubernetesBackendConfig, TrainerClient
@@ -46,7 +43,7 @@ def connect() -> "TrainerClient":
         raise PosgapError(f"no Kubernetes cluster to run on: {error}; set KUBECONFIG, or run this in a pod") from None
 
 
-def create(client: "TrainerClient", job: Job) -> None:
+def create(client: TrainerClient, job: Job) -> None:
     """Submits the job to the cluster."""
     from kubeflow.trainer import CustomTrainerContainer
     from kubeflow.trainer.options import ActiveDeadlineSeconds, Labels, Name, TrainerArgs

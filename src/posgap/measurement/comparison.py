@@ -85,11 +85,8 @@ def compare_sweeps(evidence: Sequence[Evidence], allow: Sequence[str] = (), toge
         differences.append(_difference(paired, reference, otherwise, models))
     known = reference.sweep
     return Comparison(
+        **known.model_dump(include={"metric", "n_examples", "n_docs", "placements"}),
         reference=known.label,
-        metric=known.metric,
-        n_examples=known.n_examples,
-        n_docs=known.n_docs,
-        placements=known.placements,
         differences=differences,
     )
 

@@ -139,9 +139,8 @@ def length_map(evidence: Sequence[Evidence], context: int, most_gap: float) -> L
     fills = [sweep.filled for sweep in sweeps if sweep.filled]
     first = sweeps[0]
     tokens = [fill.tokens for fill in fills]
-    by_length: dict[str, list] = {}
-    for name in ("accuracy", "ci95", "mean", "mean_ci95", "gap", "gap_ci95", "gap_noise"):
-        by_length[name] = [getattr(sweep, name) for sweep in sweeps]
+    names = ("accuracy", "ci95", "mean", "mean_ci95", "gap", "gap_ci95", "gap_noise")
+    by_length: dict[str, list] = {name: [getattr(sweep, name) for sweep in sweeps] for name in names}
     return LengthMap(
         **first.model_dump(include={"task", "model", "label", "metric", "n_examples"}),
         context=context,

@@ -5,7 +5,7 @@ from pathlib import Path
 from huggingface_hub import EvalResult, ModelCardData
 
 from posgap import __version__
-from posgap.foundation.files import atomic
+from posgap.foundation.files import write_text
 from posgap.foundation.tables import markdown
 from posgap.measurement.summary import summary_text
 from posgap.measurement.sweeps import Sweep
@@ -16,8 +16,7 @@ TAGS = ["posgap", "position-bias", "long-context"]
 
 def write_model_card(sweep: Sweep, path: Path) -> None:
     """Writes `model_card.md`, to be put into a model's README."""
-    with atomic(path) as partial:
-        partial.write_text(model_card(sweep), encoding="utf-8")
+    write_text(path, model_card(sweep))
 
 
 def model_card(sweep: Sweep) -> str:

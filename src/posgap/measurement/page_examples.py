@@ -59,9 +59,7 @@ def pack_examples(sweeps: Sequence[SweepToShow]) -> PageExamples:
     The difference shown is the second sweep minus the first.
     """
     cells = _align_cells(sweeps)
-    scores = []
-    for of_sweep in cells:
-        scores.append([list(map(_mean_score, of_example)) for of_example in of_sweep])
+    scores = [[list(map(_mean_score, of_example)) for of_example in of_sweep] for of_sweep in cells]
     order = sorted(range(len(cells[0])), key=lambda at: _is_flat(scores, at))
     answers = []
     size = 0
@@ -182,9 +180,7 @@ def _answers_line(at: int, example: ExampleTexts | None, by_model: Sequence[_Cel
         text = index(row["response"])
         return {"text": text, **more} if more else text
 
-    responses = []
-    for cells in by_model:
-        responses.append([list(map(encode, cell)) for cell in cells])
+    responses = [[list(map(encode, cell)) for cell in cells] for cells in by_model]
     line = {"at": at, "q": example.question if example else "", "a": example.answers if example else []}
     return json.dumps(line | {"t": list(strings), "r": responses}, separators=(",", ":")).encode() + b"\n"
 

@@ -9,10 +9,11 @@ from functools import cache, partial
 from importlib import resources
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from posgap import __version__
 from posgap.foundation.files import atomic
+from posgap.foundation.heavy_types import Environment
 from posgap.generation.backends import in_use
 from posgap.measurement.comparison import Comparison
 from posgap.measurement.page_examples import PageExamples
@@ -22,9 +23,6 @@ from posgap.measurement.sweeps import Sweep
 from posgap.tasks.metrics import METRICS
 from posgap.tasks.placements import in_order
 from posgap.tasks.positions import format_positions
-
-if TYPE_CHECKING:
-    import jinja2
 
 # Round steps between the labels of an axis.
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -169,9 +167,7 @@ def render_page(
 def content_policy(scripts: Sequence[str] = ()) -> str:
     """Returns the Content-Security-Policy of a page: only these scripts run in it, and it loads nothing from elsewhere,
     whatever a model's answer in it says."""
-    hashes = []
-    for script in scripts:
-        hashes.append(f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'")
+    hashes = [f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts]
     allowed = f"script-src {' '.join(hashes)}; " if hashes else ""
     return f"default-src 'none'; {allowed}style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
@@ -192,7 +188,7 @@ def _file(name: str) -> str:
 
 
 @cache
-def templates(package: str) -> "jinja2.Environment":
+def templates(package: str) -> Environment:
     """Returns the page templates in a package's folder `templates`; they may include the templates of this package."""
     import jinja2
 
@@ -230,9 +226,7 @@ def _ticks(n_docs: int, width: int) -> list[int]:
 
 def _difference_axes(comparison: Comparison) -> list[tuple[int, int, list[int]]]:
     """For each width: every how many placements one is named, and the points with a line, 0 among them."""
-    ends: list[float] = []
-    for model in comparison.differences:
-        ends.extend(chain.from_iterable(model.ci95))
+    ends = [end for model in comparison.differences for interval in model.ci95 for end in interval]
     least = min(0.0, *ends)
     most = max(0.0, *ends)
     step = next(step for step in _STEPS if 6 * step >= most - least)
@@ -246,7 +240,6 @@ def _grid(sweep: Sweep) -> dict:
     sides = [(placement[0], placement[-1]) for placement in sweep.placements]
     accuracy_of = dict(zip(sides, sweep.accuracy))
     across = sorted({column for _, column in sides})
-    rows = []
-    for down in sorted({row for row, _ in sides}):
-        rows.append((down, [accuracy_of.get((down, column)) for column in across]))
+    downs = sorted({row for row, _ in sides})
+    rows = [(down, [accuracy_of.get((down, column)) for column in across]) for down in downs]
     return {"label": sweep.label, "columns": across, "rows": rows}

@@ -74,10 +74,7 @@ def estimated_tokens(text: str) -> int:
     within 2 % for keys and values and for passages of NQ, and within 6 % for those of HotpotQA; Chinese and Russian
     text can be off by a half.
     """
-    tokens = 0
-    for piece in _PIECES.finditer(text):
-        tokens += 1 + int((len(piece[0]) - 1) / _CHARACTERS[piece.lastgroup or ""])
-    return tokens
+    return sum(1 + int((len(piece[0]) - 1) / _CHARACTERS[piece.lastgroup or ""]) for piece in _PIECES.finditer(text))
 
 
 def estimate(tokens: Sequence[int], is_exact: bool, longest: int) -> str:

@@ -6,17 +6,15 @@ algorithm's tournaments, crossover and mutation, the bounds and the weights of p
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
+from posgap.foundation.heavy_types import PretrainedConfig, PreTrainedModel
 from posgap.mitigations.mitigation import ModelMitigation, ProposalInput, Settings, Undo
 from posgap.mitigations.rope_scaling import linear_for_all_layers
 from posgap.models import CONFIG_KEY
 from posgap.models.factors import check_factors
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
 
 
 class LayerFactors(Settings):
@@ -36,7 +34,7 @@ class LayerSpecificScaling(ModelMitigation):
     needs_rope = True
     is_listed = False
 
-    def apply_to(self, model: "PreTrainedModel", settings: LayerFactors) -> Undo:
+    def apply_to(self, model: PreTrainedModel, settings: LayerFactors) -> Undo:
         from posgap.models.layer_scaling import layer_scaling
 
         check_factors(settings.factors, model.config.get_text_config().num_hidden_layers, model.name_or_path or "lpes")
@@ -50,7 +48,7 @@ class LayerSpecificScaling(ModelMitigation):
 
         return undo
 
-    def neutral_settings(self, config: "PretrainedConfig") -> LayerFactors:
+    def neutral_settings(self, config: PretrainedConfig) -> LayerFactors:
         return LayerFactors(factors=[1.0] * config.get_text_config().num_hidden_layers)
 
     def propose_settings(self, proposal: ProposalInput) -> Sequence[LayerFactors]:

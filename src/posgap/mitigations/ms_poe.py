@@ -15,14 +15,12 @@ The released code (VITA-Group/Ms-PoE) compared with this module:
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
+from posgap.foundation.heavy_types import PretrainedConfig, PreTrainedModel
 from posgap.mitigations.mitigation import ModelMitigation, ProposalInput, Settings, Undo
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
 
 _Factor = Annotated[float, Field(gt=0)]
 
@@ -46,12 +44,12 @@ class MsPoE(ModelMitigation):
     settings = HeadRanking
     needs_own_batch = True
 
-    def apply_to(self, model: "PreTrainedModel", settings: HeadRanking) -> Undo:
+    def apply_to(self, model: PreTrainedModel, settings: HeadRanking) -> Undo:
         from posgap.models.head_scaling import rank_heads
 
         return rank_heads(model, settings.low, settings.high, settings.first_layer)
 
-    def neutral_settings(self, config: "PretrainedConfig") -> HeadRanking:
+    def neutral_settings(self, config: PretrainedConfig) -> HeadRanking:
         return HeadRanking(low=1, high=1)
 
     def propose_settings(self, proposal: ProposalInput) -> Sequence[HeadRanking]:

@@ -14,11 +14,12 @@ base was changed, and a second factor would multiply the first.
 import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from posgap.foundation.errors import PosgapError
+from posgap.foundation.heavy_types import PretrainedConfig, PreTrainedModel
 from posgap.mitigations.mitigation import ModelMitigation, ProposalInput, Undo
 from posgap.mitigations.rope_parameters import (
     Change,
@@ -31,9 +32,6 @@ from posgap.mitigations.rope_parameters import (
 )
 from posgap.models import NTK_KEY
 from posgap.models.patching import name_of
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
 
 # For these, frequency i is known to be base ** (-2 i / d), before anything else that they do.
 _KINDS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
@@ -53,10 +51,10 @@ class RopeScaling(ModelMitigation):
         """Returns what changes the parameters of one RoPE."""
         raise NotImplementedError
 
-    def apply_to(self, model: "PreTrainedModel", settings: Factor) -> Undo:
+    def apply_to(self, model: PreTrainedModel, settings: Factor) -> Undo:
         return put_rope(model, self.name, self.change_with(settings), settings.factor)
 
-    def neutral_settings(self, config: "PretrainedConfig") -> Factor:
+    def neutral_settings(self, config: PretrainedConfig) -> Factor:
         return self.settings(factor=1)
 
     def propose_settings(self, proposal: ProposalInput) -> Sequence[Factor]:
@@ -76,7 +74,7 @@ class Linear(RopeScaling):
         return _change_linear
 
 
-def _change_linear(config: "PretrainedConfig", parameters: Mapping[str, Any], factor: float) -> dict[str, Any]:
+def _change_linear(config: PretrainedConfig, parameters: Mapping[str, Any], factor: float) -> dict[str, Any]:
     require_unscaled(config, parameters, "linear")
     return {**parameters, "rope_type": "linear", "factor": factor}
 
@@ -103,7 +101,7 @@ class Ntk(RopeScaling):
     def change_with(self, settings: Factor) -> Change:
         return _enlarge_base
 
-    def apply_to(self, model: "PreTrainedModel", settings: Factor) -> Undo:
+    def apply_to(self, model: PreTrainedModel, settings: Factor) -> Undo:
         if settings.factor == 1:
             return super().apply_to(model, settings)
         _require_own_base(getattr(model.config, NTK_KEY, None), name_of(model))
@@ -124,7 +122,7 @@ class Ntk(RopeScaling):
         return {**changed, NTK_KEY: settings.factor}
 
 
-def _enlarge_base(config: "PretrainedConfig", parameters: Mapping[str, Any], factor: float) -> dict[str, Any]:
+def _enlarge_base(config: PretrainedConfig, parameters: Mapping[str, Any], factor: float) -> dict[str, Any]:
     name = f"{config.name_or_path or config.model_type}: ntk"
     if parameters["rope_type"] not in _KINDS:
         raise PosgapError(
@@ -162,7 +160,7 @@ class Yarn(RopeScaling):
 
 
 def _change_yarn(
-    original_length: int | None, config: "PretrainedConfig", parameters: Mapping[str, Any], factor: float
+    original_length: int | None, config: PretrainedConfig, parameters: Mapping[str, Any], factor: float
 ) -> dict[str, Any]:
     require_unscaled(config, parameters, "yarn")
     text: Any = config

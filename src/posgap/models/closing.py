@@ -10,13 +10,11 @@ import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from posgap.foundation.files import read_object, write_json
+from posgap.foundation.heavy_types import PretrainedConfig
 from posgap.models import CLOSED_TYPE, CONFIG_KEY, MITIGATIONS_KEY
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 # One level deeper than a loader of a family looks for a config of its type.
 _MODEL = "posgap_model"
@@ -55,7 +53,7 @@ def write_closable_config(folder: Path, config_json: Mapping[str, Any]) -> None:
     write_json(folder / "config.json", close_config(config_json))
 
 
-def load_closed_config(config_json: Mapping[str, Any], name: str) -> "PretrainedConfig":
+def load_closed_config(config_json: Mapping[str, Any], name: str) -> PretrainedConfig:
     """The configuration that transformers makes of a closed config.json; `name` is the model's folder.
 
     Raises what transformers raises of the model's own config.json.

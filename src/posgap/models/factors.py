@@ -2,27 +2,24 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from posgap.foundation.errors import BadModel
+from posgap.foundation.heavy_types import PretrainedConfig
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
 
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
-
-def config_factors(config: "PretrainedConfig") -> Sequence[float] | None:
+def config_factors(config: PretrainedConfig) -> Sequence[float] | None:
     """The factors that a model's config names."""
     return getattr(config, CONFIG_KEY, None)
 
 
-def is_altered(config: "PretrainedConfig") -> bool:
+def is_altered(config: PretrainedConfig) -> bool:
     """Returns whether a model's config names RoPE factors or mitigations, so that loading it without posgap gives
     another model."""
     return getattr(config, CONFIG_KEY, None) is not None or getattr(config, MITIGATIONS_KEY, None) is not None
 
 
-def require_rope(config: "PretrainedConfig", where: str) -> None:
+def require_rope(config: PretrainedConfig, where: str) -> None:
     """Raises `PosgapError` if, by its config, a model has no rotary positions or its attention rotates by its own
     tables; other families are checked at loading (`layer_scaling`)."""
     text = config.get_text_config()

@@ -156,10 +156,7 @@ def _forward_states(decoder: Any, name: str) -> Tensor:
 def _rope_parts(decoder: nn.Module, name: str) -> tuple[nn.ModuleList, list[nn.Module]]:
     """The decoder's layers and the modules that make their tables."""
     rotaries = _rotaries(decoder)
-    stacks = []
-    for child in decoder.children():
-        if isinstance(child, nn.ModuleList) and all(map(_takes_tables, child)):
-            stacks.append(child)
+    stacks = [each for each in decoder.children() if isinstance(each, nn.ModuleList) and all(map(_takes_tables, each))]
     if rotaries and len(stacks) == 1:
         return stacks[0], rotaries
     rotates = any("Rotary" in type(module).__name__ for module in decoder.modules())

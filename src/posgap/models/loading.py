@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from huggingface_hub import constants, get_session, snapshot_download
@@ -23,14 +23,12 @@ from transformers.utils import logging as transformers_logging
 from posgap.foundation.bounds import read_bytes
 from posgap.foundation.errors import BadModel, BadOption, BadOutput, NotFound, PosgapError, first_line
 from posgap.foundation.files import read_object
+from posgap.foundation.heavy_types import PreTrainedModel
 from posgap.foundation.retries import within
 from posgap.models import ADAPTER, CLOSED_TYPE, MERGING, NO_CONFIG
 from posgap.models.closing import is_closed, load_closed_config, read_config, write_closable_config
 from posgap.models.factors import is_altered
 from posgap.models.tensors import EXPLICIT, weight_files
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 # For a model on the hub, no code.
 _SMALL = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.bpe", "*.jinja", "*.md")
@@ -181,7 +179,7 @@ def _require_one_rope(path: str) -> None:
             )
 
 
-def load_as_trained(path: str, dtype: str = "auto", compute: str = "") -> "PreTrainedModel":
+def load_as_trained(path: str, dtype: str = "auto", compute: str = "") -> PreTrainedModel:
     """Loads a causal language model from safetensors, in evaluation mode, on the CPU, without the mitigations that its
     config names. Callers use `posgap.mitigations.in_force.load_model`, which applies those.
 
@@ -225,7 +223,7 @@ def load_as_trained(path: str, dtype: str = "auto", compute: str = "") -> "PreTr
     return model
 
 
-def _require_packed(path: str, model: "PreTrainedModel") -> None:
+def _require_packed(path: str, model: PreTrainedModel) -> None:
     """`PosgapError` if a config asks for bitsandbytes and the weights are not packed yet, which takes a GPU."""
     packed = any(not weight.is_floating_point() for weight in model.parameters())
     if getattr(model, "quantization_method", "") == "bitsandbytes" and not packed and not torch.cuda.is_available():
@@ -359,7 +357,7 @@ def _require_finite(where: str, weights: Iterable[tuple[str, torch.Tensor]]) -> 
             raise BadModel(f"{where}: weights are NaN or infinite: {name}; the training that made them went wrong")
 
 
-def on_device(model: "PreTrainedModel", device: torch.device | str) -> "PreTrainedModel":
+def on_device(model: PreTrainedModel, device: torch.device | str) -> PreTrainedModel:
     """The model, moved."""
     if torch.device(device).type == "cuda":
         disable_cudnn_attention()
@@ -412,7 +410,7 @@ def commit_on_hub(path: str) -> str:
 
 
 @contextmanager
-def eager_attention(model: "PreTrainedModel") -> Iterator[None]:
+def eager_attention(model: PreTrainedModel) -> Iterator[None]:
     """Within the block the model computes attention so that its matrices exist."""
     before = model.config._attn_implementation
     _set_attention(model, "eager")
@@ -438,13 +436,13 @@ def _biased_once(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -
     return args, kwargs
 
 
-def without_flash_attention(model: "PreTrainedModel") -> None:
+def without_flash_attention(model: PreTrainedModel) -> None:
     """From now on attention is computed in the precision of the parameters, in whichever that is."""
     if "flash" in str(model.config._attn_implementation):
         _set_attention(model, "sdpa")
 
 
-def _set_attention(model: "PreTrainedModel", name: str) -> None:
+def _set_attention(model: PreTrainedModel, name: str) -> None:
     if model._can_set_attn_implementation():
         model.set_attn_implementation(name)
     else:
@@ -453,7 +451,7 @@ def _set_attention(model: "PreTrainedModel", name: str) -> None:
 
 
 def save_model(
-    model: "PreTrainedModel", tokenizer: PreTrainedTokenizerBase, out: Path, state: dict | None = None
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path, state: dict | None = None
 ) -> None:
     """Writes a Hugging Face folder in safetensors, closed if the model's config names something that only posgap
     applies; `state` stands in for parameters kept elsewhere."""

@@ -2,10 +2,8 @@
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from posgap.foundation.heavy_types import PretrainedConfig
 
 log = logging.getLogger(__name__)
 MIN_PARAMETERS = 50_000_000  # of a model that gains from bfloat16 on a processor: smaller ones wait for other things
@@ -43,7 +41,7 @@ def bfloat16_of_cpu() -> str:
     return ""
 
 
-def generating_dtype(dtype: str, config: "PretrainedConfig") -> str:
+def generating_dtype(dtype: str, config: PretrainedConfig) -> str:
     """Returns the dtype in which a model of this config generates: `dtype`, or what "auto" stands for.
 
     That is bfloat16 on a GPU, and on a processor with bfloat16 products for a model of at least `MIN_PARAMETERS`
@@ -58,7 +56,7 @@ def generating_dtype(dtype: str, config: "PretrainedConfig") -> str:
     return "bfloat16" if bfloat16_of_cpu() and n_parameters(config) >= MIN_PARAMETERS else "float32"
 
 
-def n_parameters(config: "PretrainedConfig") -> int:
+def n_parameters(config: PretrainedConfig) -> int:
     """Returns the number of parameters of a causal language model with this config; tied ones count once. It allocates
     no memory for them. Returns 0 if transformers does not know the model; loading it reports that."""
     import torch

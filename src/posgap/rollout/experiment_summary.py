@@ -21,13 +21,11 @@ def summarize(rows: list[dict]) -> list[dict]:
     for name, seeds in settings.items():
         first = seeds[0]
         gaps = {}
-        accuracy = {}
         for pair in first["gaps"]:
             values = [row["gaps"][pair] for row in seeds]
             deviation = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
             gaps[pair] = {"mean": float(np.mean(values)), "sd": deviation, "values": values}
-        for kind in first["accuracy"]:
-            accuracy[kind] = float(np.mean([row["accuracy"][kind] for row in seeds]))
+        accuracy = {kind: float(np.mean([row["accuracy"][kind] for row in seeds])) for kind in first["accuracy"]}
         sinks = np.mean([row["sinks"] for row in seeds], axis=0).tolist()
         summary.append({"name": name, "seeds": len(seeds), "gaps": gaps, "accuracy": accuracy, "sinks": sinks})
         summary[-1] |= {"chance": first["chance"], "uniform_sinks": first["uniform_sinks"]}
@@ -62,13 +60,12 @@ def experiment_text(summary: list[dict]) -> str:
 
     A network counts as having learned the task if it is a tenth of the way from chance to a right answer each time.
     """
-    gaps = []
-    sinks = []
-    for cell in summary:
-        for pair, gap in cell["gaps"].items():
-            gaps.append((gap["mean"], pair, cell["name"]))
-        for token, (sink, uniform) in enumerate(zip(cell["sinks"], cell["uniform_sinks"]), start=1):
-            sinks.append((sink, uniform, token, cell["name"]))
+    gaps = [(gap["mean"], pair, cell["name"]) for cell in summary for pair, gap in cell["gaps"].items()]
+    sinks = [
+        (sink, uniform, token, cell["name"])
+        for cell in summary
+        for token, (sink, uniform) in enumerate(zip(cell["sinks"], cell["uniform_sinks"]), start=1)
+    ]
     gap, pair, most_biased = max(gaps, key=lambda found: abs(found[0]))
     better, worse = pair.split(",") if gap > 0 else reversed(pair.split(","))
     sink, uniform, token, with_sink = max(sinks, key=lambda found: found[0] - found[1])

@@ -73,9 +73,7 @@ def read_prompts(path: Path, builder: PromptBuilder, n_docs: int, limit: int, po
     Raises `PosgapError` if a prompt exceeds the model's context.
     """
     placed = placed_examples(path, builder, n_docs, limit, positions)
-    prompts = []
-    for example, placement in placed:
-        prompts.append((list(builder.prompt(example, placement).token_ids), example, placement))
+    prompts = [(list(builder.prompt(example, at).token_ids), example, at) for example, at in placed]
     prompts.sort(key=lambda prompt: -len(prompt[0]))
     asked: list[MeasuredPrompt] = []
     try:

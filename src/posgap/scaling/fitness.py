@@ -115,9 +115,7 @@ class ForcedEvaluator:
         width = max(len(question.response) for question in questions)
         ids, mask = cache.advance([question.token_ids for question in questions], self.pad, outputs=width)
         n_cached = cache.states.get_seq_length()
-        padded = []
-        for question in questions:
-            padded.append([-1] * (width - len(question.response)) + question.response)
+        padded = [[-1] * (width - len(question.response)) + question.response for question in questions]
         targets = torch.tensor(padded, device=self.device)
         logits = self.model(
             input_ids=ids[:, n_cached:],

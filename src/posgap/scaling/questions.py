@@ -66,16 +66,10 @@ def make_questions(
 
 def as_groups(questions: Sequence[Sequence[SearchQuestion]]) -> list[list[Prompt]]:
     """Returns the prompts of `questions [E][P]`, as a generator takes them."""
-    groups = []
-    for row in questions:
-        groups.append([Prompt("", question.prompt) for question in row])
-    return groups
+    return [[Prompt("", question.prompt) for question in row] for row in questions]
 
 
 def unlike_generation(rope: RopeLengths, questions: Sequence[Sequence[SearchQuestion]]) -> str:
     """Returns why a model with such a RoPE would generate something else than teacher forcing sees; empty if it
     would not."""
-    lengths = []
-    for row in questions:
-        lengths += [(len(question.prompt), len(question.response)) for question in row]
-    return rope.why_not_forced(lengths)
+    return rope.why_not_forced([(len(each.prompt), len(each.response)) for row in questions for each in row])

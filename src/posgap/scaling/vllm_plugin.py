@@ -208,7 +208,4 @@ def _wrap_loader(load: Callable) -> Callable:
 
 
 def _find_subclasses(loader: type[Any]) -> list[type[Any]]:
-    found = []
-    for child in loader.__subclasses__():
-        found += [child, *_find_subclasses(child)]
-    return found
+    return [each for child in loader.__subclasses__() for each in (child, *_find_subclasses(child))]

@@ -266,6 +266,5 @@ def _sha256s(objects: Iterable[Object]) -> dict[Object, str]:
 
 
 def _remember(stored: Object, sha256: str) -> str:
-    with files.atomic(s3_cache() / "objects" / stored.mark, lasting=False) as partial:
-        partial.write_text(sha256)
+    files.write_text(s3_cache() / "objects" / stored.mark, sha256, lasting=False)
     return sha256

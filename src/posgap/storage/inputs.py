@@ -100,9 +100,7 @@ def source(location: Location, may_be_any_name: bool = False) -> Source:
         if opener.takes(location):
             return opener.open(location)
     path = Path(location)
-    if path.is_dir() and path.resolve() != Path("/"):
-        return OnDisk(path)
-    if path.is_file():
+    if path.is_file() or (path.is_dir() and path.resolve() != Path("/")):
         return OnDisk(path)
     if path.exists():
         raise Unreadable(f"{location}: is neither a file nor a folder; write its content to a file first")

@@ -1,14 +1,11 @@
 """Finds the characters and the tokens of documents in a prompt."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from posgap.foundation.errors import PosgapError
+from posgap.foundation.heavy_types import PreTrainedTokenizerBase
 from posgap.tasks.examples import Document
 from posgap.tasks.framing import ChatTemplate, common_beginning
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 Span = tuple[int, int]
 
@@ -28,7 +25,7 @@ def characters(worded: Callable[[Sequence[Document]], str], documents: Sequence[
 
 
 def token_offsets(
-    tokenizer: "PreTrainedTokenizerBase", chat: ChatTemplate | None, text: str, ids: Sequence[int]
+    tokenizer: PreTrainedTokenizerBase, chat: ChatTemplate | None, text: str, ids: Sequence[int]
 ) -> list[Span]:
     """The characters of `text`, [start, end), that each token of the prompt `ids` has; what the chat template puts
     before and behind the text has places outside of it.

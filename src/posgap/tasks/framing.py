@@ -13,15 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from posgap.foundation.errors import PosgapError, shorten
+from posgap.foundation.heavy_types import PreTrainedTokenizerBase, Template
 from posgap.foundation.retries import within
-
-if TYPE_CHECKING:
-    from jinja2 import Template
-    from transformers import PreTrainedTokenizerBase
-
 
 T = TypeVar("T")
 DATE = "2024-07-26"  # today for templates: the date that Llama 3.2's assumes if it gets none
@@ -68,7 +64,7 @@ class ChatTemplate:
     none, has no place for the framing's system message, lacks one of its arguments, or breaks a limit.
     """
 
-    def __init__(self, source: str, tokenizer: "PreTrainedTokenizerBase", framing: Framing):
+    def __init__(self, source: str, tokenizer: PreTrainedTokenizerBase, framing: Framing):
         self.source = source
         self.framing = framing
         for name in framing.arguments:

@@ -64,10 +64,7 @@ def sub_exact_match(response: str, answers: Sequence[str]) -> bool:
     Parts of a word do not count, so that the answer "A" is not in every response; in scripts without spaces any place
     counts.
     """
-    for answer, simplified in _comparable(response, answers):
-        for _ in _places(answer, simplified):
-            return True
-    return False
+    return any(list(_places(answer, simplified)) for answer, simplified in _comparable(response, answers))
 
 
 def contains_answer(response: str, answers: Sequence[str]) -> bool:

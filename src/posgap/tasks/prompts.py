@@ -4,19 +4,17 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
+from posgap.foundation.heavy_types import PreTrainedTokenizerBase
 from posgap.tasks.document_spans import Span, characters, token_offsets, token_spans
 from posgap.tasks.examples import AnyExample, Document
 from posgap.tasks.framing import PLAIN, ChatTemplate, Framing
 from posgap.tasks.placements import Placement
 from posgap.tasks.special_tokens import special_tokens
 from posgap.tasks.task import AS_GIVEN, BASELINES, PromptOrder, Task
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 class Prompt(NamedTuple):
@@ -146,7 +144,7 @@ class PromptBuilder(TextPromptBuilder):
     def __init__(
         self,
         task: Task,
-        tokenizer: "PreTrainedTokenizerBase",
+        tokenizer: PreTrainedTokenizerBase,
         context: int,
         max_new_tokens: int,
         order: PromptOrder = AS_GIVEN,

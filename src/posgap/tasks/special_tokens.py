@@ -1,12 +1,9 @@
 """Finds passages with a token that ends or begins a chat turn: a model may obey it."""
 
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
 
+from posgap.foundation.heavy_types import PreTrainedTokenizerBase
 from posgap.tasks.examples import AnyExample
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 # An endpoint's tokenizer is unknown, so these are the tokens of Qwen, Llama, Mistral, Gemma, Phi, DeepSeek and Command
 # R.
@@ -18,7 +15,7 @@ OF_ANY_MODEL = (
 )
 
 
-def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Returns the special tokens of a tokenizer, as text."""
     own = [str(token) for token in tokenizer.all_special_tokens]
     own += [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]

@@ -3,9 +3,9 @@
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from posgap.foundation.errors import NotFound
+from posgap.foundation.heavy_types import ModelVersion, RegisteredModel
 from posgap.measurement import statistics
 from posgap.measurement.comparability import align_comparable
 from posgap.measurement.evidence import Evidence
@@ -14,11 +14,8 @@ from posgap.tracking.registry import find_versions
 from posgap.tracking.runs import PIPELINE_TAG
 from posgap.tracking.version_record import judged_sweep
 
-if TYPE_CHECKING:
-    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
-
-def best_of_run(registered: "RegisteredModel", version: str, pipeline: str) -> str:
+def best_of_run(registered: RegisteredModel, version: str, pipeline: str) -> str:
     """Returns the best candidate of the pipeline run that made `version`, without those that were rolled back."""
     without = champions.rolled_back(registered).keys() - {version}
     rivals = find_versions(registered.name, PIPELINE_TAG, pipeline) if pipeline else []
@@ -29,7 +26,7 @@ def best_of_run(registered: "RegisteredModel", version: str, pipeline: str) -> s
         return best_candidate({str(rival.version): _judged_sweep(rival, Path(place)) for rival in rivals})
 
 
-def _judged_sweep(version: "ModelVersion", place: Path) -> Evidence:
+def _judged_sweep(version: ModelVersion, place: Path) -> Evidence:
     """The sweep with which a version was admitted, downloaded to a folder in `place`."""
     sweep = judged_sweep(version, place / str(version.version))
     if sweep:

@@ -9,18 +9,16 @@ import time
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from posgap.foundation.errors import PosgapError
+from posgap.foundation.heavy_types import RegisteredModel
 from posgap.foundation.json_text import parse_json
 from posgap.tracking import leases
 from posgap.tracking.leases import Lease
 from posgap.tracking.server import look_up
-
-if TYPE_CHECKING:
-    from mlflow.entities.model_registry import RegisteredModel
 
 log = logging.getLogger(__name__)
 CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"
@@ -64,17 +62,17 @@ def utc(milliseconds: float) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def alias_version(model: "RegisteredModel", alias: str) -> str:
+def alias_version(model: RegisteredModel, alias: str) -> str:
     """The version that has an alias; empty if there is none."""
     return str(model.aliases.get(alias, ""))
 
 
-def changes(model: "RegisteredModel") -> list[dict[str, Any]]:
+def changes(model: RegisteredModel) -> list[dict[str, Any]]:
     """Each change of the champion, in order: when (`at`, UTC), to which `version`, from which `before`, and `why`."""
     return list(_changes_by_tag(model).values())
 
 
-def _changes_by_tag(model: "RegisteredModel") -> dict[str, dict[str, Any]]:
+def _changes_by_tag(model: RegisteredModel) -> dict[str, dict[str, Any]]:
     recorded = {}
     for tag in sorted(filter(_moment, model.tags), key=lambda tag: (_moment(tag), tag)):
         change = parse_json(model.tags[tag], f"{model.name}: tag {tag}")
@@ -83,7 +81,7 @@ def _changes_by_tag(model: "RegisteredModel") -> dict[str, dict[str, Any]]:
     return recorded
 
 
-def rolled_back(model: "RegisteredModel") -> dict[str, str]:
+def rolled_back(model: RegisteredModel) -> dict[str, str]:
     """Returns the versions that a rollback ended last, with its record."""
     ended: dict[str, str] = {}
     for change in changes(model):
@@ -92,7 +90,7 @@ def rolled_back(model: "RegisteredModel") -> dict[str, str]:
     return {version: why for version, why in ended.items() if why.startswith(ROLLED_BACK)}
 
 
-def ended_by(model: "RegisteredModel", version: str) -> str:
+def ended_by(model: RegisteredModel, version: str) -> str:
     """The tag that records the last end of a version's reign; empty if it has none."""
     ended = ""
     for tag, change in _changes_by_tag(model).items():
@@ -137,7 +135,7 @@ def repair(lease: Lease) -> Change | None:
     return completed
 
 
-def _complete_what_is_under_way(lease: Lease, model: "RegisteredModel") -> Change | None:
+def _complete_what_is_under_way(lease: Lease, model: RegisteredModel) -> Change | None:
     text = model.tags.get(UNDER_WAY)
     if not text:
         return None
@@ -178,7 +176,7 @@ def _complete(lease: Lease, change: Change) -> None:
     lease.send_change(lambda client: client.delete_registered_model_tag(lease.name, UNDER_WAY))
 
 
-def _overwritten(lease: Lease, model: "RegisteredModel") -> dict[str, str]:
+def _overwritten(lease: Lease, model: RegisteredModel) -> dict[str, str]:
     """The recorded versions of aliases that this process may have overwritten after it lost the lease."""
     recorded = changes(model) if lease.stale else []
     overwritten = {}
@@ -191,7 +189,7 @@ def _overwritten(lease: Lease, model: "RegisteredModel") -> dict[str, str]:
 
 
 def _change(
-    model: "RegisteredModel", version: str, previous: str, why: str, run: str = "", before: str | None = None
+    model: RegisteredModel, version: str, previous: str, why: str, run: str = "", before: str | None = None
 ) -> Change:
     """Returns a change with a moment after all recorded ones, even if the machines' clocks differ."""
     milliseconds = max(int(1000 * time.time()), _last_moment(model) + 1)
@@ -206,7 +204,7 @@ def _change(
     )
 
 
-def _last_moment(model: "RegisteredModel") -> int:
+def _last_moment(model: RegisteredModel) -> int:
     """The moment of the last recorded change, in milliseconds; 0 if there is none."""
     return max(map(_moment, model.tags), default=0)
 

@@ -32,9 +32,7 @@ def show_history(name: str) -> None:
             figures[GATE] = f"not judged for {name}"
         first = {"version": number, "registered": champions.utc(version.creation_timestamp), "aliases": aliases}
         versions.append(first | figures | {"champion": _reign(number, changes)})
-    shown = []
-    for change in changes:
-        shown.append({key: str(change.get(key, "")) for key in _CHANGE})
+    shown = [{key: str(change.get(key, "")) for key in _CHANGE} for change in changes]
     text = _table(_VERSION, versions)
     if shown:
         text += f"\n\n{_table(_CHANGE, shown)}"

@@ -23,16 +23,13 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from posgap.foundation.environment import read_number
 from posgap.foundation.errors import NoServer, ProcessFailure
+from posgap.foundation.heavy_types import MlflowClient, RegisteredModel
 from posgap.foundation.retries import RetryPolicy
 from posgap.tracking.server import ONCE, RequestRefused, TrackingError, address, call_mlflow
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-    from mlflow.entities.model_registry import RegisteredModel
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -80,7 +77,7 @@ class Lease:
         self._over = threading.Event()
         self._beating = threading.Thread(target=self._beat, name="lease", daemon=True)
 
-    def read_model(self) -> "RegisteredModel":
+    def read_model(self) -> RegisteredModel:
         """Reads the registered model's current state; raises `LeaseLost` if this process no longer has the lease."""
         model = self._fetch_model()
         self._require_time()
@@ -88,7 +85,7 @@ class Lease:
             raise LeaseLost(f"{self.name}: another process has taken over; run this again")
         return model
 
-    def send_change(self, call: "Callable[[MlflowClient], T]") -> T:
+    def send_change(self, call: Callable[[MlflowClient], T]) -> T:
         """Returns what `call` returns. It changes something and may be called several times.
 
         Raises `LeaseLost` if another process may hold the lease by now."""
@@ -153,7 +150,7 @@ class Lease:
         except TrackingError as error:
             log.warning("%s: its lease expires in %.0f s: %s", self.name, self.seconds, error)
 
-    def _fetch_model(self) -> "RegisteredModel":
+    def _fetch_model(self) -> RegisteredModel:
         return call_mlflow(lambda client: client.get_registered_model(self.name))
 
     def _require_time(self) -> None:
@@ -164,7 +161,7 @@ class Lease:
 
     def _send_request(
         self,
-        call: "Callable[[MlflowClient], T]",
+        call: Callable[[MlflowClient], T],
         retry_policy: RetryPolicy,
         seconds: float,
         check: Callable[[], None] = lambda: None,
@@ -172,7 +169,7 @@ class Lease:
         """Asks, and notes until when an unanswered request may still take effect."""
         sent: list[float] = []
 
-        def attempt(client: "MlflowClient") -> T:
+        def attempt(client: MlflowClient) -> T:
             check()
             sent.append(now())
             return call(client)
@@ -261,7 +258,7 @@ class Lease:
         time.sleep(max(MIN_PAUSE, self.seconds / 60) * random.uniform(0.5, 1.0))
 
 
-def _take_down(client: "MlflowClient", name: str, flag: str) -> None:
+def _take_down(client: MlflowClient, name: str, flag: str) -> None:
     client.delete_registered_model_tag(name, flag)
 
 

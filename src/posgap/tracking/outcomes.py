@@ -145,9 +145,7 @@ def markdown(outcome: dict[str, Any]) -> str:
     lines += [outcome["skipped"]] if outcome["skipped"] else []
     if outcome["candidates"]:
         shown = {"label": "candidate", "mean": "mean", "gap": "gap", "gap_value": "gap, upper end", "gate": "gate"}
-        rows = []
-        for each in outcome["candidates"]:
-            rows.append([str(each.get(name, "")) for name in shown])
+        rows = [[str(each.get(name, "")) for name in shown] for each in outcome["candidates"]]
         lines += ["", tables.markdown(list(shown.values()), rows)]
     champion = outcome["champion"]
     if champion:

@@ -5,10 +5,8 @@ as a pipeline run.
 """
 
 import time
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
+from posgap.foundation.heavy_types import MlflowClient
 
 PIPELINE_TAG, STAGE_TAG = "posgap.pipeline_run", "posgap.stage"
 PARENT_TAG = "mlflow.parentRunId"
@@ -17,7 +15,7 @@ TAKEN_TAG = "posgap.taken"  # marks the run that was chosen
 _LOOKS, _BETWEEN_LOOKS = 40, 0.3  # how often it is looked for, and the seconds between
 
 
-def parent_of(client: "MlflowClient", experiment_id: str, pipeline_run: str, tags: dict[str, str]) -> str:
+def parent_of(client: MlflowClient, experiment_id: str, pipeline_run: str, tags: dict[str, str]) -> str:
     """The id of a pipeline run's own run, which is created with these tags if there is none.
 
     Several stages may create one at the same moment, on machines whose clocks differ. A stage that sees only its own

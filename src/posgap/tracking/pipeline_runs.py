@@ -2,16 +2,12 @@
 
 import logging
 from dataclasses import dataclass
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from posgap.foundation.heavy_types import DatasetInput, MlflowClient
 from posgap.tracking.parents import PARENT_TAG, PIPELINE, PIPELINE_TAG, STAGE_TAG, parent_of
 from posgap.tracking.runs import ERROR_TAG, KILLED, LABEL_TAG, milliseconds
 from posgap.tracking.server import STAGE, TrackingError, call_mlflow, experiment_id, is_tracking
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-    from mlflow.entities import DatasetInput
 
 log = logging.getLogger(__name__)
 _FIGURES = ("gap", "gap_high", "mean", "worst")
@@ -29,7 +25,7 @@ class StageRun:
     error: str
     metrics: dict[str, float]
     tags: dict[str, str]
-    datasets: "list[DatasetInput]"
+    datasets: list[DatasetInput]
     run_id: str
     candidates: int = 1  # that a gate knows to be judged in its run
 
@@ -42,7 +38,7 @@ def steps(pipeline_run: str) -> list[StageRun]:
     """Returns the stages of a pipeline run by their start. Raises `TrackingError` if no server answers."""
     condition = f"tags.`{PIPELINE_TAG}` = '{pipeline_run}'"
 
-    def runs(client: "MlflowClient") -> list:
+    def runs(client: MlflowClient) -> list:
         in_order = ["attributes.start_time ASC"]
         return list(client.search_runs([experiment_id(client)], condition, order_by=in_order, max_results=1000))
 
@@ -69,11 +65,9 @@ def close(parent: str, stages: list[StageRun], succeeded: bool, note: str, tags:
     promoted = next((step for step in stages if step.tags.get("posgap.promotion") == "promoted"), None)
     figures = {name: promoted.metrics[name] for name in _FIGURES if name in promoted.metrics} if promoted else {}
     now = milliseconds()
-    datasets = {}
-    for each in chain.from_iterable(step.datasets for step in stages):
-        datasets[each.dataset.name, each.dataset.digest] = each
+    datasets = {(each.dataset.name, each.dataset.digest): each for step in stages for each in step.datasets}
 
-    def tell(client: "MlflowClient") -> None:
+    def tell(client: MlflowClient) -> None:
         for step in stages:
             if PARENT_TAG not in step.tags:
                 client.set_tag(step.run_id, PARENT_TAG, parent)
@@ -99,7 +93,7 @@ def close_killed(pipeline_run: str) -> bool:
     """
     condition = f"tags.`{PIPELINE_TAG}` = '{pipeline_run}' and attributes.status = 'RUNNING'"
 
-    def close(client: "MlflowClient") -> None:
+    def close(client: MlflowClient) -> None:
         for run in client.search_runs([experiment_id(client)], condition):
             client.set_terminated(run.info.run_id, KILLED)
             log.info("the MLflow run %s of a process that was killed is closed", run.info.run_name)

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from posgap.foundation import files
 from posgap.foundation.errors import Contradiction, PosgapError
+from posgap.foundation.heavy_types import MlflowClient
 from posgap.tracking import champions, flavor
 from posgap.tracking.candidates import best_of_run
 from posgap.tracking.champions import CHALLENGER, CHAMPION, PREVIOUS, Change
@@ -35,9 +36,6 @@ from posgap.tracking.registry import (
 from posgap.tracking.runs import PIPELINE_TAG, Run, user
 from posgap.tracking.server import BYTES_PER_SECOND, call_mlflow, tries_of_mlflow
 from posgap.tracking.version_record import record_of
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
 
 log = logging.getLogger(__name__)
 APPROVED = "posgap.approved"  # tag of a version: who approved it
@@ -237,7 +235,7 @@ def _tag(lease: Lease, version: str, tags: Mapping[str, str]) -> None:
         lease.send_change(methodcaller("set_model_version_tag", lease.name, version, key, tags[key]))
 
 
-def _upload_sweep(client: "MlflowClient", run: str, sweep: Path) -> None:
+def _upload_sweep(client: MlflowClient, run: str, sweep: Path) -> None:
     """Uploads a sweep to the files of a run, and checks that it arrived: MLflow's client takes a log-in page for
     success."""
     client.log_artifacts(run, str(sweep), PROMOTED_SWEEP)
@@ -275,7 +273,7 @@ def _log_model(model: Path, digest: str, name: str, run: Run, asked: Mapping[str
     logged_name = name.replace(".", "-")
     tags = {DIGEST: digest, PROMOTION_RUN: run.required_id()}
 
-    def upload(client: "MlflowClient") -> str:
+    def upload(client: MlflowClient) -> str:
         there = _uploaded(client, tags)
         if there:
             return there
@@ -287,7 +285,7 @@ def _log_model(model: Path, digest: str, name: str, run: Run, asked: Mapping[str
     return call_mlflow(upload, SEVERAL, MODEL_SECONDS + size / BYTES_PER_SECOND)
 
 
-def _uploaded(client: "MlflowClient", tags: Mapping[str, str]) -> str:
+def _uploaded(client: MlflowClient, tags: Mapping[str, str]) -> str:
     """The URI of the logged model that an earlier try of a run has uploaded whole; empty if there is none.
 
     Deletes what such a try left in part, so that an upload that is still under way ends nowhere.
@@ -309,7 +307,7 @@ def _register_version(lease: Lease, uri: str, tags: Mapping[str, str], run: Run)
 
     logged = uri.rpartition("/")[2]
 
-    def make(client: "MlflowClient") -> None:
+    def make(client: MlflowClient) -> None:
         # Where the answer to a first try was lost, the version is there.
         if find_versions(lease.name, DIGEST, tags[DIGEST]):
             return

@@ -3,17 +3,14 @@
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from posgap.foundation.errors import Contradiction
 from posgap.foundation.files import digest_of, digest_path
+from posgap.foundation.heavy_types import ModelVersion
 from posgap.foundation.locations import is_registered, registered_cache
 from posgap.storage.cache import Source, make_once
 from posgap.storage.inputs import Opener
 from posgap.tracking import registry
-
-if TYPE_CHECKING:
-    from mlflow.entities.model_registry import ModelVersion
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,7 @@ class RegisteredVersion(Source):
     location: str
 
     @functools.cached_property
-    def _version(self) -> "ModelVersion":
+    def _version(self) -> ModelVersion:
         return registry.version_of(self.location)
 
     @property

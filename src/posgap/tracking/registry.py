@@ -5,20 +5,17 @@ import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import registered_name
 from posgap.foundation.files import digest_path
+from posgap.foundation.heavy_types import MlflowClient, ModelVersion, RegisteredModel
 from posgap.foundation.retries import RetryPolicy
 from posgap.tracking import flavor
 from posgap.tracking.champions import CHAMPION, PREVIOUS
 from posgap.tracking.runs import PIPELINE_TAG, pipeline_run
 from posgap.tracking.server import MAX_CHARACTERS, RequestRefused, TrackingError, call_mlflow, look_up, tries_of_mlflow
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
 log = logging.getLogger(__name__)
 DIGEST = "posgap.model_digest"  # tag: the model's
@@ -39,17 +36,17 @@ SEVERAL = RetryPolicy(tries=3, longest_wait=10)  # for operations on a whole mod
 _IN_PART = ("failures occurred while downloading", "please ensure that the path is correct")
 
 
-def champion(name: str) -> "ModelVersion | None":
+def champion(name: str) -> ModelVersion | None:
     """The version with the alias `champion`, or None; `TrackingError` if MLflow does not answer."""
     return _under(name, CHAMPION)
 
 
-def previous(name: str) -> "ModelVersion | None":
+def previous(name: str) -> ModelVersion | None:
     """The version with the alias `previous`, or None; `TrackingError` if MLflow does not answer."""
     return _under(name, PREVIOUS)
 
 
-def to_beat(name: str) -> "ModelVersion | None":
+def to_beat(name: str) -> ModelVersion | None:
     """The version that a candidate is compared with: the champion or, if that is a candidate of the same pipeline run,
     the champion before the run; None if there is none.
 
@@ -58,12 +55,12 @@ def to_beat(name: str) -> "ModelVersion | None":
     return next((version for version in (champion(name), previous(name)) if not is_of_this_run(version)), None)
 
 
-def is_of_this_run(version: "ModelVersion | None") -> bool:
+def is_of_this_run(version: ModelVersion | None) -> bool:
     """Whether a version is a candidate of the pipeline run that this process is a step of."""
     return version is not None and bool(pipeline_run()) and version.tags.get(PIPELINE_TAG) == pipeline_run()
 
 
-def _under(name: str, alias: str) -> "ModelVersion | None":
+def _under(name: str, alias: str) -> ModelVersion | None:
     try:
         return call_mlflow(lambda client: client.get_model_version_by_alias(name, alias))
     except RequestRefused as error:
@@ -73,7 +70,7 @@ def _under(name: str, alias: str) -> "ModelVersion | None":
         raise
 
 
-def version_of(uri: str) -> "ModelVersion":
+def version_of(uri: str) -> ModelVersion:
     """The version that `models:/name@alias` or `models:/name/3` names; `PosgapError` if there is none."""
     whole = re.fullmatch(r"models:/([^/@]+)(?:@([\w.-]+)|/(\d{1,9}))", uri)
     try:
@@ -96,12 +93,12 @@ def policy(name: str) -> str:
     return model.tags.get(POLICY, "") if model else ""
 
 
-def registered_model(name: str) -> "RegisteredModel | None":
+def registered_model(name: str) -> RegisteredModel | None:
     """The registered model of this name, or None; `TrackingError` if MLflow does not answer."""
     return look_up(lambda client: client.get_registered_model(name))
 
 
-def required_model(name: str) -> "RegisteredModel":
+def required_model(name: str) -> RegisteredModel:
     """The registered model of this name; `PosgapError` if there is none."""
     model = registered_model(name)
     if model:
@@ -109,17 +106,17 @@ def required_model(name: str) -> "RegisteredModel":
     raise PosgapError(f"{name}: no registered model of this name in MLflow")
 
 
-def identity(version: "ModelVersion") -> list[Any]:
+def identity(version: ModelVersion) -> list[Any]:
     """Returns what identifies a version: a registry that was begun anew counts from 1 again."""
     return [version.name, version.version, version.run_id, version.creation_timestamp]
 
 
-def versions(name: str) -> "list[ModelVersion]":
+def versions(name: str) -> list[ModelVersion]:
     """All versions of a registered model."""
     return call_mlflow(lambda client: list(client.search_model_versions(f"name='{name}'")))
 
 
-def is_judged_here(version: "ModelVersion") -> bool:
+def is_judged_here(version: ModelVersion) -> bool:
     """Whether a version was admitted under its name: MLflow copies tags to another name with the version.
 
     An older posgap did not write the name down. A copy then tells itself by its source, the version that it is of.
@@ -128,7 +125,7 @@ def is_judged_here(version: "ModelVersion") -> bool:
     return name == version.name if name else not re.fullmatch(r"models:/[^/]+/\d+", str(version.source or ""))
 
 
-def find_versions(name: str, tag: str, value: str) -> "list[ModelVersion]":
+def find_versions(name: str, tag: str, value: str) -> list[ModelVersion]:
     """The versions with this value of a tag, in the order in which they were registered."""
     versions = call_mlflow(
         lambda client: list(client.search_model_versions(f"name='{name}' and tags.`{tag}`='{value}'"))
@@ -136,7 +133,7 @@ def find_versions(name: str, tag: str, value: str) -> "list[ModelVersion]":
     return sorted(versions, key=lambda version: int(version.version))
 
 
-def get_version(name: str, number: str) -> "ModelVersion":
+def get_version(name: str, number: str) -> ModelVersion:
     """The version of a registered model with this number."""
     return call_mlflow(lambda client: client.get_model_version(name, number))
 
@@ -185,7 +182,7 @@ def _complete_download(download: Callable[[], str]) -> str:
         raise
 
 
-def stored_digests(version: "ModelVersion") -> set[str]:
+def stored_digests(version: ModelVersion) -> set[str]:
     """The digests of all folders of weights that a version holds, whoever registered it; none if MLflow does not
     give it back."""
     uri = f"models:/{version.name}/{version.version}"
@@ -215,7 +212,7 @@ def bring_model(uri: str, place: Path) -> Path:
 def _download(uri: str, place: Path) -> Path:
     import mlflow
 
-    def download(_: "MlflowClient") -> str:
+    def download(_: MlflowClient) -> str:
         with tries_of_mlflow():
             return _complete_download(
                 lambda: mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=str(place))

@@ -17,12 +17,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
+from posgap.foundation.heavy_types import DatasetInput, MlflowClient
 from posgap.foundation.printing import join_lines, printable
 from posgap.foundation.redaction import redact
 from posgap.foundation.retries import RetryPolicy
@@ -43,10 +43,6 @@ from posgap.tracking.server import (
     is_tracking,
     upload_file,
 )
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-    from mlflow.entities import DatasetInput
 
 log = logging.getLogger(__name__)
 PARENT_VARIABLE = "POSGAP_PARENT_RUN_ID"  # set by a command that runs several stages as one
@@ -113,8 +109,7 @@ class UnloggedRun:
 
     def write(self) -> None:
         """Writes the record, from which a later command goes on."""
-        with files.atomic(self.folder / "run.json", lasting=False) as file:
-            file.write_text(self.record.model_dump_json(exclude_defaults=True), encoding="utf-8")
+        files.write_text(self.folder / "run.json", self.record.model_dump_json(exclude_defaults=True), lasting=False)
 
     def keep(self, file: Path, name: str) -> None:
         """Keeps a file, which may change or go now, to be uploaded under this name."""
@@ -153,7 +148,7 @@ class UnloggedRun:
             self.folder.parent.rmdir()
             self.folder.parent.parent.rmdir()
 
-    def _open(self, client: "MlflowClient") -> str:
+    def _open(self, client: MlflowClient) -> str:
         """The run's id: of the joined run, of one that an earlier try has made, or of a new one."""
         record = self.record
         if record.joins:
@@ -170,19 +165,19 @@ class UnloggedRun:
         about |= {KEY_TAG: self.folder.name, NAME_TAG: about.get(NAME_TAG, record.name)}
         return client.create_run(experiment, record.began, about).info.run_id
 
-    def _find(self, client: "MlflowClient") -> list[str]:
+    def _find(self, client: MlflowClient) -> list[str]:
         """The ids of the runs of this key."""
         there = client.search_runs([experiment_id(client)], f"tags.`{KEY_TAG}` = '{self.folder.name}'")
         return [run.info.run_id for run in there]
 
-    def _end(self, client: "MlflowClient") -> None:
+    def _end(self, client: MlflowClient) -> None:
         """Closes the run, and deletes one that a server made late, when it was asked again already."""
         client.set_terminated(self.record.id, self.record.end, self.record.ended)
         if self.tries > 1:
             for run_id in set(self._find(client)) - {self.record.id}:
                 client.delete_run(run_id)
 
-    def _log(self, client: "MlflowClient") -> None:
+    def _log(self, client: MlflowClient) -> None:
         """Logs all but files; parameters that the run has already (as under `mlflow run`) stay as they are."""
         from mlflow.entities import Metric, Param, RunTag
 
@@ -200,7 +195,7 @@ class UnloggedRun:
             client.log_inputs(record.id, [_as_input(dataset) for dataset in record.datasets])
 
 
-def _call_or_leave_out(call: "Callable[[MlflowClient], None]", retry_policy: RetryPolicy, more: float) -> None:
+def _call_or_leave_out(call: Callable[[MlflowClient], None], retry_policy: RetryPolicy, more: float) -> None:
     """Calls MLflow, with `more` seconds than usual; warns of what it will never take."""
     try:
         call_mlflow(call, replace(retry_policy, seconds=retry_policy.seconds + more), CALL_SECONDS + more)
@@ -210,7 +205,7 @@ def _call_or_leave_out(call: "Callable[[MlflowClient], None]", retry_policy: Ret
         log.warning("%s; left out", error)
 
 
-def _as_input(dataset: Dataset) -> "DatasetInput":
+def _as_input(dataset: Dataset) -> DatasetInput:
     """Returns the dataset as MLflow's entity, with which `mlflow.data.get_source` finds the data."""
     from mlflow.entities import Dataset as Entity
     from mlflow.entities import DatasetInput, InputTag

@@ -16,15 +16,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from posgap.foundation import files
 from posgap.foundation.errors import NoServer, PosgapError, Refused
+from posgap.foundation.heavy_types import MlflowClient
 from posgap.foundation.redaction import redact, without_user
 from posgap.foundation.retries import RetryPolicy, TransientError, Waits, retrying, within
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
@@ -96,7 +94,7 @@ def address() -> str:
 
 
 def call_mlflow(
-    call: "Callable[[MlflowClient], T]", retry_policy: RetryPolicy = VERB, seconds: float = CALL_SECONDS
+    call: Callable[[MlflowClient], T], retry_policy: RetryPolicy = VERB, seconds: float = CALL_SECONDS
 ) -> T:
     """Calls `call` with MLflow's client, perhaps several times, and returns what it returns.
 
@@ -123,7 +121,7 @@ def call_mlflow(
         raise NoAnswer(f"MLflow at {uri}: {error}") from None
 
 
-def look_up(call: "Callable[[MlflowClient], T]") -> T | None:
+def look_up(call: Callable[[MlflowClient], T]) -> T | None:
     """What `call_mlflow` returns of a call; None if the server has no such object, or takes no such name."""
     try:
         return call_mlflow(call)
@@ -163,7 +161,7 @@ def experiment() -> tuple[str, str]:
     return os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT), ""
 
 
-def experiment_id(client: "MlflowClient", name: str = "", known: str = "") -> str:
+def experiment_id(client: MlflowClient, name: str = "", known: str = "") -> str:
     """The id of an experiment, which is created if it is missing. Without a name and an id it is the environment's.
 
     A SQLite store keeps the artifacts of a new experiment beside its file.
@@ -187,7 +185,7 @@ def experiment_id(client: "MlflowClient", name: str = "", known: str = "") -> st
         raise
 
 
-def upload_file(client: "MlflowClient", run_id: str, path: Path, folder: str = "") -> None:
+def upload_file(client: MlflowClient, run_id: str, path: Path, folder: str = "") -> None:
     """Uploads a file to a folder among a run's files, and checks that a server has it: MLflow's client takes a log-in
     page for success."""
     client.log_artifact(run_id, str(path), folder or None)
@@ -210,14 +208,14 @@ def tries_of_mlflow() -> Iterator[None]:
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def _client() -> "MlflowClient":
+def _client() -> MlflowClient:
     import mlflow
 
     return _client_of(mlflow.get_tracking_uri(), mlflow.get_registry_uri())
 
 
 @functools.lru_cache(maxsize=4)
-def _client_of(uri: str, registry_uri: str) -> "MlflowClient":
+def _client_of(uri: str, registry_uri: str) -> MlflowClient:
     from mlflow import MlflowClient
 
     logging.getLogger("alembic").setLevel(logging.WARNING)

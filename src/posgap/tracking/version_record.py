@@ -6,15 +6,12 @@ A tag of the version has the file's sha256, so a file that was changed later is 
 import logging
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from posgap.foundation import files
+from posgap.foundation.heavy_types import ModelVersion
 from posgap.foundation.locations import cache_folder
 from posgap.tracking import registry
 from posgap.tracking.server import call_mlflow, upload_file
-
-if TYPE_CHECKING:
-    from mlflow.entities.model_registry import ModelVersion
 
 log = logging.getLogger(__name__)
 RECORD_FILE = "evidence.json"
@@ -53,7 +50,7 @@ def store_record(record: VersionRecord, run_id: str, folder: Path) -> str:
     return files.digest_path(file)
 
 
-def record_of(version: "ModelVersion") -> VersionRecord | None:
+def record_of(version: ModelVersion) -> VersionRecord | None:
     """The record of a version; None if MLflow does not have the file with the sha256 that the version names."""
     sha, run_id = (version.tags.get(tag, "") for tag in (registry.EVIDENCE, registry.PROMOTION_RUN))
     with tempfile.TemporaryDirectory() as folder:
@@ -63,7 +60,7 @@ def record_of(version: "ModelVersion") -> VersionRecord | None:
         return files.read_model(VersionRecord, file, file.name)
 
 
-def anchor_of(version: "ModelVersion") -> "ModelVersion | None":
+def anchor_of(version: ModelVersion) -> ModelVersion | None:
     """The best champion of its name up to a version, where that is another one, and still there."""
     record = record_of(version)
     if not (record and record.anchor):
@@ -75,7 +72,7 @@ def anchor_of(version: "ModelVersion") -> "ModelVersion | None":
     return best
 
 
-def judged_sweep(version: "ModelVersion", folder: Path) -> Path | None:
+def judged_sweep(version: ModelVersion, folder: Path) -> Path | None:
     """Returns the sweep that admitted a version, downloaded to `folder` if need be; None if MLflow lacks the judged
     files."""
     there = folder / registry.PROMOTED_SWEEP

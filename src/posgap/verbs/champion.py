@@ -7,13 +7,14 @@ in the cache, keyed by what decides them.
 import logging
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import ValidationError
 
 from posgap import __version__
 from posgap.foundation.errors import PosgapError, first_fault
 from posgap.foundation.files import Record, atomic, delete_path, digest_of, digest_path, read_model, write_json
+from posgap.foundation.heavy_types import ModelVersion
 from posgap.foundation.locations import MODELS, Location
 from posgap.gating.evidence import ANCHOR, GUARD_FILE, GUARDS, TEXT_FILE
 from posgap.gating.guards import MeasuredGuard
@@ -36,9 +37,6 @@ from posgap.tracking.sweeps import log_sweep
 from posgap.tracking.version_record import anchor_of, judged_sweep, swept_champions
 from posgap.verbs.frame import stage
 from posgap.verbs.sweep import sweep_model
-
-if TYPE_CHECKING:
-    from mlflow.entities.model_registry import ModelVersion
 
 log = logging.getLogger(__name__)
 CHAMPION_FILE = "champion.json"
@@ -95,7 +93,7 @@ def says_there_is_none(folder: Location) -> bool:
     return file is not None and read_model(SweptVersion, file, CHAMPION_FILE).version is None
 
 
-def sweep_like(version: "ModelVersion", like: Location, examples: Location | None = None) -> Location:
+def sweep_like(version: ModelVersion, like: Location, examples: Location | None = None) -> Location:
     """A sweep of a registered version with another sweep's settings, and the same for its guards: the sweep that it was
     promoted with, or a new one.
 
@@ -106,8 +104,7 @@ def sweep_like(version: "ModelVersion", like: Location, examples: Location | Non
     best = anchor_of(version)
     if best is not None:
         log.info("the best champion so far is version %s: the candidate is also compared with it", best.version)
-        for name, folder in _sweep_with_guards(best, like, examples).items():
-            parts[f"{ANCHOR}/{name}"] = folder
+        parts |= {f"{ANCHOR}/{name}": folder for name, folder in _sweep_with_guards(best, like, examples).items()}
     if len(parts) == 1:
         return parts[""]
     digests = [
@@ -125,7 +122,7 @@ def sweep_like(version: "ModelVersion", like: Location, examples: Location | Non
     return both
 
 
-def _sweep_with_guards(version: "ModelVersion", like: Location, examples: Location | None) -> dict[str, Path]:
+def _sweep_with_guards(version: ModelVersion, like: Location, examples: Location | None) -> dict[str, Path]:
     """The folders of a version's sweep like another one, by "", and of its guards, by their places below that."""
     there = Path(fetch_location(like))
     examples = examples or examples_of(like)
@@ -143,7 +140,7 @@ def _sweep_with_guards(version: "ModelVersion", like: Location, examples: Locati
     return folders
 
 
-def _score_texts_like(version: "ModelVersion", like: Path, kept: Path | None, place: Location) -> Path:
+def _score_texts_like(version: ModelVersion, like: Path, kept: Path | None, place: Location) -> Path:
     """The folder of a version's scores of the plain texts that another model was asked, which lie at `place`."""
     asked = read_model(TextScores, like, TEXT_FILE)
     known = read_model(TextScores, kept, TEXT_FILE) if kept and (kept / TEXT_FILE).is_file() else None
@@ -167,7 +164,7 @@ def _score_texts_like(version: "ModelVersion", like: Path, kept: Path | None, pl
     return out
 
 
-def _sweep_one_like(version: "ModelVersion", like: Path, examples: Location | None, promoted: Path | None) -> Location:
+def _sweep_one_like(version: ModelVersion, like: Path, examples: Location | None, promoted: Path | None) -> Location:
     asked = read_sweep(like)
     if promoted and not list_differences(read_sweep(promoted), asked):
         log.info("using the sweep with which the champion was promoted: it asked the same")
@@ -180,7 +177,7 @@ def _sweep_one_like(version: "ModelVersion", like: Path, examples: Location | No
     return _sweep_version(version, asked, examples, asked.examples_digest)
 
 
-def _on_other_examples(version: "ModelVersion", examples: Location) -> Location:
+def _on_other_examples(version: ModelVersion, examples: Location) -> Location:
     """A sweep of a registered version, asked as when it was promoted, but on these examples."""
     promoted = _promoted_with(version)
     if promoted is None:
@@ -191,12 +188,12 @@ def _on_other_examples(version: "ModelVersion", examples: Location) -> Location:
     return _sweep_version(version, read_sweep(promoted), examples, source(examples).digest())
 
 
-def _folder(version: "ModelVersion") -> Path:
+def _folder(version: ModelVersion) -> Path:
     """Returns the local folder of what is known of a version."""
     return swept_champions() / digest_of(registry.identity(version))[:16]
 
 
-def _promoted_with(version: "ModelVersion") -> Path | None:
+def _promoted_with(version: ModelVersion) -> Path | None:
     """Returns the sweep with which a version was promoted, from MLflow; None if it is missing or was changed."""
     folder = _folder(version)
     run = version.tags.get(registry.PROMOTION_RUN, "")
@@ -211,7 +208,7 @@ def _promoted_with(version: "ModelVersion") -> Path | None:
     return None
 
 
-def _sweep_version(version: "ModelVersion", like: Sweep, examples: Location, content: str) -> Location:
+def _sweep_version(version: ModelVersion, like: Sweep, examples: Location, content: str) -> Location:
     """A sweep of a registered version with the settings of another, on examples that have this content."""
     where = f"{version.name} version {version.version}"
     settings = like.settings | {"shard": "", "label": "champion"}

@@ -37,9 +37,7 @@ def compare(config: CompareConfig, out: Path, run: Run) -> None:
     write_json(out / COMPARISON_FILE, comparison.model_dump(mode="json"))
     sweeps = [each.sweep for each in evidence]
     explored = pack_folders(evidence)
-    png = out / "comparison.png"
-    html = out / "comparison.html"
-    write_report(sweeps, png, html, comparison.title, explored, comparison)
+    write_report(sweeps, out / "comparison.png", out / "comparison.html", comparison.title, explored, comparison)
     for number, difference in enumerate(comparison.differences, start=1):
         run.metrics({"mean_difference": difference.mean, "gap_difference": difference.gap}, step=number)
         log.log(RESULT, "%s", difference.verdict)

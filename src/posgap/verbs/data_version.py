@@ -4,9 +4,9 @@ import functools
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from posgap.foundation.files import digest_of, write_json
+from posgap.foundation.heavy_types import ModelVersion
 from posgap.foundation.locations import Location, is_uri
 from posgap.foundation.printing import RESULT, show
 from posgap.options.data_version import DataVersionConfig
@@ -16,9 +16,6 @@ from posgap.tracking import registry
 from posgap.tracking.runs import Run
 from posgap.tracking.version_record import record_of
 from posgap.verbs.frame import stage
-
-if TYPE_CHECKING:
-    from mlflow.entities.model_registry import ModelVersion
 
 log = logging.getLogger(__name__)
 VERSION_FILE = "version.json"
@@ -39,7 +36,7 @@ def _write_version(config: DataVersionConfig, out: Path, run: Run) -> None:
     champion = registry.champion(config.name)
     to_beat = registry.to_beat(config.name)
     places = {"data": version.location, "base model": config.model} if config.only_new else {}
-    digests = {what: _input_digest(place) for what, place in places.items() if place}
+    digests = {what: source(place).digest() or str(place) for what, place in places.items() if place}  # as in manifests
     changed = _find_changes(config, digests, champion) if config.only_new else []
     if not config.only_new:
         note = "taken whether it is new or not"
@@ -84,7 +81,7 @@ def data_version(config: DataVersionConfig) -> Location | None:
     return None
 
 
-def _find_changes(config: DataVersionConfig, digests: Mapping[str, str], champion: "ModelVersion | None") -> list[str]:
+def _find_changes(config: DataVersionConfig, digests: Mapping[str, str], champion: ModelVersion | None) -> list[str]:
     """Returns what the champion was not made from. One that does not say how it was made may be made the same way."""
     record = record_of(champion) if champion else None
     changed = [what for what, digest in digests.items() if not record or digest not in record.ancestors]
@@ -100,13 +97,8 @@ def _to_import(version: Version) -> str:
     return f"{version.location}/" if is_prefix else str(version.location)
 
 
-def _input_digest(location: Location) -> str:
-    """The digest that a manifest would record for this input; the name itself for a model on the hub."""
-    return source(location).digest() or str(location)
-
-
 def _cache_keys(
-    config: DataVersionConfig, version: Version, held_out: Version | None, champion: "ModelVersion | None"
+    config: DataVersionConfig, version: Version, held_out: Version | None, champion: ModelVersion | None
 ) -> dict[str, str]:
     places = (held_out or version).location, config.model
     evaluated = [source(place).cache_key() if place else "" for place in places]

@@ -12,7 +12,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 
 from posgap import __version__
 from posgap.foundation.errors import Findings
-from posgap.foundation.extras import how_to_install
+from posgap.foundation.extras import how_to_install, installed_version
 from posgap.foundation.printing import colour_word, join_lines, show
 from posgap.foundation.redaction import redact, without_user
 from posgap.models.precision import MIN_PARAMETERS, bfloat16_of_cpu
@@ -110,7 +110,7 @@ def _gpus() -> list[str]:
 
 def _torch(gpus: list[str]) -> Finding:
     found = _within_bounds("torch")
-    if gpus and (_version("torch") or "").endswith("+cpu"):
+    if gpus and (installed_version("torch") or "").endswith("+cpu"):
         return found._replace(
             state="broken", seen=f"{found.seen}, which uses no GPU", mend="install the wheel for CUDA from pytorch.org"
         )
@@ -130,7 +130,7 @@ def _bfloat16() -> Finding:
 def _within_bounds(package: str) -> Finding:
     """Whether a package is there in a version that posgap's own metadata allow."""
     (bounds,) = (each.specifier for each in map(Requirement, requires("posgap") or []) if each.name == package)
-    installed = _version(package)
+    installed = installed_version(package)
     if installed is None:
         return Finding(
             package, "no", "not installed: endpoints are measured, models here are not", how_to_install(package)
@@ -142,24 +142,17 @@ def _within_bounds(package: str) -> Finding:
 
 
 def _package(part: str, module: str, mend: str, wanted: bool = True) -> Finding:
-    installed = _version(module)
+    installed = installed_version(module)
     if installed:
         return Finding(part, "yes", installed)
     return Finding(part, "no", "not installed", mend if wanted else "")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _mlflow() -> Finding:
     uri = os.environ.get("MLFLOW_TRACKING_URI", "")
     if not uri:
         return Finding("MLflow", "no", "runs are not tracked", HOW_TO_TRACK)
-    if _version("mlflow") is None:
+    if installed_version("mlflow") is None:
         return Finding("MLflow", "broken", f"{redact(uri)} is set", how_to_install("mlflow"))
     if not uri.startswith("http"):
         return Finding("MLflow", "yes", f"runs go to {redact(uri)}")
@@ -168,7 +161,7 @@ def _mlflow() -> Finding:
 
 def _s3() -> Finding:
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    if _version("boto3") is None:
+    if installed_version("boto3") is None:
         wanted: Literal["no", "broken"] = "broken" if endpoint or "AWS_ACCESS_KEY_ID" in os.environ else "no"
         return Finding("S3", wanted, "s3:// paths are of no use", how_to_install("boto3"))
     import boto3
@@ -188,7 +181,7 @@ def _s3() -> Finding:
 
 
 def _kubeflow() -> Finding:
-    if _version("kfp") is None:
+    if installed_version("kfp") is None:
         state: Literal["no", "broken"] = "broken" if os.environ.get("KFP_HOST") else "no"
         return Finding("Kubeflow", state, "no pipeline runs here, or on a cluster", how_to_install("kfp"))
     host = os.environ.get("KFP_HOST")

@@ -3,7 +3,6 @@ the work in `manifest.json` and MLflow."""
 
 import functools
 import importlib
-import importlib.metadata
 import logging
 import os
 import time
@@ -16,6 +15,7 @@ from posgap import __version__
 from posgap.distillation.methods import method_in
 from posgap.foundation import files
 from posgap.foundation.errors import BadOutput, PosgapError, Rejection, shorten
+from posgap.foundation.extras import installed_version
 from posgap.foundation.launch import first_of_its_node, gather_from_all, is_main_process, launch_rank_and_size
 from posgap.foundation.locations import Location, is_uri, with_uris
 from posgap.options.base import StageConfig
@@ -293,10 +293,5 @@ def _lineage(inputs: dict) -> dict[str, str]:
 
 
 def _versions() -> dict[str, str]:
-    versions = {"posgap": __version__}
-    for package in _PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    installed = {package: installed_version(package) for package in _PACKAGES}
+    return {"posgap": __version__} | {package: version for package, version in installed.items() if version}

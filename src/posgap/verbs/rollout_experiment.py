@@ -4,7 +4,7 @@ import dataclasses
 import logging
 from pathlib import Path
 
-from posgap.foundation.files import atomic, work_folder, write_json
+from posgap.foundation.files import work_folder, write_json, write_text
 from posgap.foundation.interruption import resumable
 from posgap.foundation.printing import RESULT, Lines
 from posgap.measurement.plots import save_picture
@@ -47,8 +47,7 @@ def rollout_experiment(config: RolloutExperimentConfig, out: Path, run: Run) -> 
         },
     )
     tables = f"{gap_table(summary)}\n\n{sink_table(summary)}"
-    with atomic(out / "experiment.md") as partial:
-        partial.write_text(f"# {config.preset}\n\n{tables}\n", encoding="utf-8")
+    write_text(out / "experiment.md", f"# {config.preset}\n\n{tables}\n")
     save_picture(gap_bars(summary), out / "experiment.png")
     for cell in summary:
         name = cell["name"].replace(",", "").replace(" ", "_")

@@ -126,10 +126,7 @@ def _load_model(config: RolloutMeasureConfig, longest: int) -> PreTrainedModel:
 
 def _bin_influence(measured: MeasuredInfluence, bins: int) -> dict[str, np.ndarray]:
     """Each text's distribution over the same places, by measure, [E, bins] each."""
-    influence = {}
-    for name, texts in measured.influence.items():
-        influence[name] = np.stack([bin_distribution(row, bins) for row in texts])
-    return influence
+    return {name: np.stack([bin_distribution(row, bins) for row in rows]) for name, rows in measured.influence.items()}
 
 
 def _arrays(

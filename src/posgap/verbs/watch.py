@@ -10,11 +10,12 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from posgap.foundation.errors import LeftPolicy
 from posgap.foundation.fields import parse_settings
 from posgap.foundation.files import read_model, write_json
+from posgap.foundation.heavy_types import ModelVersion
 from posgap.foundation.locations import Location
 from posgap.foundation.printing import RESULT
 from posgap.gating.demands import Policy
@@ -28,9 +29,6 @@ from posgap.tracking.runs import Run, milliseconds
 from posgap.tracking.server import call_mlflow
 from posgap.verbs.champion import CHAMPION_FILE, SweptVersion
 from posgap.verbs.frame import stage
-
-if TYPE_CHECKING:
-    from mlflow.entities.model_registry import ModelVersion
 
 log = logging.getLogger(__name__)
 WATCH_FILE, READABLE_FILE = "watch.json", "watch.md"
@@ -88,7 +86,7 @@ def _judge_champion(config: WatchConfig, out: Path, run: Run) -> None:
         raise LeftPolicy(note)
 
 
-def _policy_of(version: "ModelVersion") -> Policy:
+def _policy_of(version: ModelVersion) -> Policy:
     """Returns the registered model's policy, else the one that admitted this version, without its `data`, since fresh
     data differ."""
     admitted_by = version.tags.get(registry.POLICY, "{}").encode()
@@ -119,9 +117,7 @@ def _start(form: Mapping[str, Any], namespace: str) -> str:
     """Starts the mitigation pipeline with these parameters, by `posgap pipeline submit`; returns the outcome, whatever
     it was: the champion comes first."""
     values = {name: value if isinstance(value, str) else json.dumps(value) for name, value in form.items()}
-    params = list[str]()
-    for name, value in values.items():
-        params += ["--param", f"{name}={value}"]
+    params = [word for name, value in values.items() for word in ("--param", f"{name}={value}")]
     # Through the command line: the pipelines depend on their steps, and this is one of them.
     command = [sys.executable, "-m", "posgap", "pipeline", "submit", "--json", "--namespace", namespace, *params]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)

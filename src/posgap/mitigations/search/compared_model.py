@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from posgap.foundation.heavy_types import PreTrainedModel
 from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Generator
 from posgap.measurement.prompt_mitigator import PromptMitigator, Question
@@ -17,9 +18,6 @@ from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 from posgap.tasks.rag import order_of_retriever
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 BASE = "base"  # the unmodified model
 
@@ -36,7 +34,7 @@ class ComparedModel:
     builder: TextPromptBuilder
     placements: Sequence[Placement]
     as_retrieved: Placement | None
-    in_memory: "PreTrainedModel | None"
+    in_memory: PreTrainedModel | None
     elsewhere: Generator | None
 
     @classmethod
@@ -107,7 +105,7 @@ class ComparedModel:
         finally:
             undo()
 
-    def _put_in_force(self, model: "PreTrainedModel", name: str, settings: Settings | None) -> Callable[[], None]:
+    def _put_in_force(self, model: PreTrainedModel, name: str, settings: Settings | None) -> Callable[[], None]:
         """Applies a model mitigation, and returns a function that restores its earlier settings, if any."""
         if name == BASE or not MITIGATIONS[name].of_model:
             return lambda: None
