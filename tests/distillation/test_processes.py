@@ -124,6 +124,7 @@ def interrupt(config: DistillConfig, launcher: list, sent: signal.Signals, step:
     return code
 
 
+@pytest.mark.nightly
 def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(config, tmp_path):
     config = config.model_copy(update={"epochs": 30, "save_steps": 4})
     distill(config)

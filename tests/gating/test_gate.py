@@ -137,9 +137,9 @@ def test_the_champion_before_it_becomes_previous(tmp_path, base, model_folder):
     assert not refused.out.exists()
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.usefixtures("mlflow_store")
-@pytest.mark.parametrize("order", [("good", "better"), pytest.param(("better", "good"), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("order", [("good", "better"), ("better", "good")])
 def test_of_one_pipeline_run_s_candidates_the_best_ends_as_champion(tmp_path, base, model_folder, monkeypatch, order):
     client = mlflow.MlflowClient()
     promote(promotion(tmp_path, "former", copy_of(model_folder, tmp_path / "former"), base))

@@ -297,7 +297,7 @@ def test_a_flat_model_passes_the_gap_rule_and_one_with_a_hole_of_that_size_does_
     assert passed["flat"] >= 0.9 and passed["hole"] <= 0.05
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_plan_says_what_the_policy_needs(capsys, caplog):
     caplog.set_level(logging.INFO)
     told = plan_gate(PlanGateConfig(mean=90, correlation=0.3, n_docs=5))

@@ -126,7 +126,7 @@ def test_of_a_model_that_may_have_changed_no_look_is_counted(tmp_path, monkeypat
     assert attempt_number(of_endpoint) is None and not is_counted(of_endpoint) and not list(tmp_path.iterdir())
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_looks_at_an_endpoint_are_not_counted_and_a_note_says_what_that_needs(tmp_path):
     """Its model may have changed since: a second look has all of the error too."""
     unsure, before = [0.97, 0.97, 0.93, 0.97, 0.97], [1.0, 0.6, 0.3, 0.6, 0.9]

@@ -152,7 +152,7 @@ def test_beyond_half_a_million_prompts_nothing_is_planned(monkeypatch):
     assert [narrow.sweep_count(n) for n in (100, 10_000, 5_000_000)] == [1024, 416, 128]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_rules_are_passed_as_often_as_planned_by_models_that_are_drawn_otherwise():
     """Two models of which normal difficulties decide how often they are right, given mean, correlation, agreement."""
     rng, n, runs = np.random.default_rng(4), 250, 150

@@ -88,7 +88,7 @@ def test_a_model_that_answers_as_it_was_swept_is_asked_where_the_verdict_rests(t
     assert 16 <= len(asked) < 0.6 * FORGED.size
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_edits_that_turn_the_verdict_are_found_in_nineteen_of_twenty(tmp_path, answers, monkeypatch):
     """Of 750 responses 31 had been written right at the worst positions, and were promoted three times of three."""
     inputs, policy, examples, swept = judged(tmp_path, FORGED)

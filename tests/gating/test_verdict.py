@@ -184,7 +184,7 @@ def test_only_a_rule_that_is_unsure_says_how_many_examples_it_needs(tmp_path):
     assert checked == pytest.approx(99 * z**2, rel=0.01)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_models_that_err_on_other_examples_need_more_of_them(tmp_path):
     wrong = np.arange(N)[:, None].repeat(5, axis=1) // 20  # the first twenty, the next twenty ...
     new, alike, apart = (write_sweep(tmp_path / f, wrong != i) for f, i in (("new", 0), ("alike", 0), ("apart", 1)))

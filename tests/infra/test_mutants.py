@@ -116,7 +116,7 @@ mutants.mutate("rules.py", [], 1)
 """
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_every_test_judges_what_only_processes_call_that_a_test_starts(tmp_path):
     for name, text in {
         "src/rules/__init__.py": "",

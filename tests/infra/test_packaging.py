@@ -207,7 +207,7 @@ def test_the_wheel_s_project_is_the_checkout_s(environment):
     assert (environment / "share" / "posgap" / "MLproject").read_text() == project
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_mlflow_runs_an_entry_point_of_the_wheel_whose_stage_joins_its_run(environment, tmp_path):
     store = f"sqlite:///{tmp_path}/mlflow.db"
     with pytest.MonkeyPatch.context() as patched:

@@ -181,7 +181,7 @@ def posgap(config: TrainJobConfig, **environment: str) -> subprocess.Popen:
     return subprocess.Popen(command, env=quiet, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_sigterm_deletes_the_job_and_its_worker_s_error_ends_the_verb(config, cluster):
     cluster.scenes[:] = [RUNNING]
     process = posgap(config)

@@ -83,6 +83,7 @@ def test_a_model_does_not_differ_from_itself(tmp_path):
     assert all(low < 0 < high for low, high in found.ci95)
 
 
+@pytest.mark.nightly
 def test_equal_models_are_told_apart_at_some_position_in_few_of_many_comparisons(tmp_path):
     rng, false_alarms = np.random.default_rng(0), 0
     for _ in range(400):
@@ -105,6 +106,7 @@ def test_of_several_models_all_intervals_may_hold_together(tmp_path):
             np.testing.assert_allclose(found.ci95, each)
 
 
+@pytest.mark.nightly
 def test_the_best_of_six_that_change_nothing_is_seldom_called_better():
     """In its mean; the other half of the error is left to the gap."""
     rng = np.random.default_rng(0)

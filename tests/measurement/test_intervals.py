@@ -172,7 +172,7 @@ def f1_scores(accuracy, n_examples: int, rng) -> np.ndarray:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("n", [20, 60, 200])
+@pytest.mark.parametrize("n", [20, *(pytest.param(n, marks=pytest.mark.nightly) for n in (60, 200))])
 def test_gaps_of_f1_scores_are_covered(n):
     rng, lost, errors = np.random.default_rng(0), np.array([1, 1, 0.85]), np.zeros(2)
     best = f1_scores(np.ones(1), 200_000, rng).mean()

@@ -30,7 +30,12 @@ def run(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "body", ["raise OSError('no')", "import sys; sys.exit(3)", "import os; os.kill(os.getpid(), 9)"]
+    "body",
+    [
+        pytest.param("raise OSError('no')", marks=pytest.mark.nightly),
+        pytest.param("import sys; sys.exit(3)", marks=pytest.mark.nightly),
+        "import os; os.kill(os.getpid(), 9)",
+    ],
 )
 def test_a_step_that_does_not_reach_its_end_has_failed(run, body):
     ended, shown = run(f"print('began'); {body}")

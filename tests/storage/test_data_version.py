@@ -118,7 +118,7 @@ def retraining(data: str, model: str, name: str, only_new: bool = True):
         validate(examples=train, model=base, n_docs=4, cache_key=version.outputs["train_key"])
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_pipeline_trains_on_what_is_new_and_skips_what_is_not(bucket, data, crown, tmp_path, model_folder):
     first, model = data("2026-11-20", 5), copy_of(model_folder, tmp_path / "base-model")
     arguments = {"data": f"{bucket}/data/train-", "model": str(model), "name": "tiny"}

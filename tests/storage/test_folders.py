@@ -477,7 +477,7 @@ def run_and_die(config: CopyConfig, step: int, done: Path) -> None:
     assert process.exitcode in (0, -signal.SIGKILL)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_kill_at_any_disk_change_leaves_the_old_output_and_the_next_run_heals(config, tmp_path):
     """Every moment at which the disk changes, one after the other, until a run gets through."""
     shout(config)

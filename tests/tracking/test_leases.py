@@ -248,7 +248,7 @@ def fails(lease: Lease) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("names", ["ab", "abc"])
+@pytest.mark.parametrize("names", ["ab", pytest.param("abc", marks=pytest.mark.nightly)])
 def test_in_every_order_of_requests_one_at_a_time_holds_the_lease_and_all_get_it(alone, names):
     tried = Scheduler([Process(alone, name) for name in names])
     tried.run()
@@ -266,7 +266,7 @@ def test_work_that_fails_gives_the_lease_back_in_every_order(alone):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("names", "killed"), [("ab", ""), ("abc", "-b")])
+@pytest.mark.parametrize(("names", "killed"), [("ab", ""), pytest.param("abc", "-b", marks=pytest.mark.nightly)])
 def test_who_is_killed_at_any_request_is_followed_by_the_others(alone, names, killed):
     """Of three, the second while it holds the lease."""
     tried = Scheduler(
