@@ -48,7 +48,7 @@ def test_in_bfloat16_the_loss_of_the_same_numbers_is_computed_in_float32():
         (token_kl(p, q), token_kl(p.float(), q.float())),
         (token_kl(p, q.float()), token_kl(p.float(), q.float())),
         (token_kl(p.float(), q), token_kl(p.float(), q.float())),
-        (token_cross_entropy(targets, q), token_cross_entropy(targets, q.float())),
+        (token_cross_entropy(q, targets), token_cross_entropy(q.float(), targets)),
     ]:
         assert halves.dtype == torch.float32
         assert torch.equal(halves, whole)
@@ -57,7 +57,7 @@ def test_in_bfloat16_the_loss_of_the_same_numbers_is_computed_in_float32():
 def test_cross_entropy_is_minus_the_log_of_the_target_s_probability():
     q, targets = logits(6, 50), torch.tensor([0, 49, 7, 7, 1, 30])
     expected = [-math.log(float(row.softmax(0)[target])) for row, target in zip(q, targets)]
-    assert token_cross_entropy(targets, q).tolist() == pytest.approx(expected, rel=1e-5)
+    assert token_cross_entropy(q, targets).tolist() == pytest.approx(expected, rel=1e-5)
 
 
 def test_on_a_gpu_logits_of_sixteen_bits_are_float32(monkeypatch):
@@ -132,8 +132,7 @@ def test_of_a_head_logits_are_float32_where_all_else_is_rounded():
 
 def test_of_a_head_it_learns_even_where_nothing_before_it_does():
     head = Head(nn.Linear(4, 50))
-    loss = lambda logits, targets: token_cross_entropy(targets, logits)  # noqa: E731
-    head.losses(loss, torch.ones(3, 4), torch.zeros(3).long()).sum().backward()
+    head.losses(token_cross_entropy, torch.ones(3, 4), torch.zeros(3).long()).sum().backward()
     assert head.linear.weight.grad.abs().sum() > 0
 
 
@@ -144,7 +143,7 @@ def test_of_a_head_no_more_logits_exist_at_once_than_allowed(allowed, tokens, mo
 
     def loss(logits, targets):
         seen.append(logits.numel() // 50)
-        return token_cross_entropy(targets, logits)
+        return token_cross_entropy(logits, targets)
 
     hidden = torch.randn(8, 2, requires_grad=True)
     Head(nn.Linear(2, 50)).losses(loss, hidden, torch.zeros(8, dtype=torch.long)).sum().backward()

@@ -8,7 +8,6 @@ from posgap.cli.main import main
 from posgap.foundation import termination
 from posgap.foundation.errors import GateRefusal, NoServer, PosgapError, TerminationSignal
 from posgap.foundation.termination import leave_message
-from posgap.kubeflow import ending
 from posgap.kubeflow.arguments import to_config
 from posgap.options.promote import PromoteConfig
 from posgap.storage.client import explain_errors
@@ -74,7 +73,7 @@ def test_a_command_and_a_step_leave_theirs(message, tmp_path, capsys):
     except PosgapError as error:
         sys.excepthook(type(error), error, error.__traceback__)
     assert message.read_text() == "posgap refused: not the champion of today"
-    assert sys.excepthook is ending._leave_and_print
+    assert sys.excepthook is termination._leave_and_print
     assert "Traceback" in capsys.readouterr().err  # KFP's log keeps it
 
 

@@ -56,16 +56,11 @@ def option() -> click.Option:
     )
 
 
-def words_of(ctx: click.Context) -> str:
-    """Returns the words of a context's verb, which name its section."""
-    return ctx.command_path.partition(" ")[2]
-
-
 def _take(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
     if not value or ctx.resilient_parsing:  # a shell asks for completions
         return
     sections = _read_sections(value)
-    verb = words_of(ctx)
+    verb = ctx.command_path.partition(" ")[2]  # its words, which name its section
     _require_known(value, sections.keys() - {TRACKING}, [*VERBS, verb, TRACKING], "verb")
     place = sections.get(TRACKING)
     if place:

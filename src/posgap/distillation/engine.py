@@ -232,6 +232,7 @@ class Step:
         return losses
 
 
+@dataclass
 class TrainStep:
     """Computes optimizer steps, each in micro-batches.
 
@@ -239,24 +240,17 @@ class TrainStep:
     gradient is multiplied by it, and rows need not be read twice: see `Objective.weights`.
     """
 
-    def __init__(
-        self,
-        model: Any,  # a module, or DeepSpeed's engine
-        gradient: Gradient,
-        objective: Objective,
-        collate: Collator,
-        device: torch.device,
-        micro_batch_tokens: int,
-        shares_prefixes: bool = False,  # whether prompts may share their common tokens
-    ):
-        self.model = model
-        self.gradient = gradient
-        self.objective = objective
-        self.collate = collate
-        self.device = device
-        self.micro_batch_tokens = micro_batch_tokens or START_TOKENS
-        self.may_grow = not micro_batch_tokens and device.type != "cpu" and not gradient.by_deepspeed
-        self.shares_prefixes = shares_prefixes
+    model: Any  # a module, or DeepSpeed's engine
+    gradient: Gradient
+    objective: Objective
+    collate: Collator
+    device: torch.device
+    micro_batch_tokens: int
+    shares_prefixes: bool = False  # whether prompts may share their common tokens
+
+    def __post_init__(self) -> None:
+        self.may_grow = not self.micro_batch_tokens and self.device.type != "cpu" and not self.gradient.by_deepspeed
+        self.micro_batch_tokens = self.micro_batch_tokens or START_TOKENS
         self.sharing_is_checked = False
         self.rank, self.world = rank_and_world()
         self.exhausted = False  # whether this process has run out of memory in this step

@@ -26,8 +26,8 @@ def token_kl(teacher_logits: Tensor, student_logits: Tensor) -> Tensor:
     return (torch.softmax(a, -1) * (a - b)).sum(-1) + over
 
 
-def token_cross_entropy(targets: Tensor, student_logits: Tensor) -> Tensor:
-    """-log q(target) of each token: `[M], [M, V]` to `[M]`."""
+def token_cross_entropy(student_logits: Tensor, targets: Tensor) -> Tensor:
+    """-log q(target) of each token: `[M, V], [M]` to `[M]`."""
     return F.cross_entropy(student_logits.float(), targets, reduction="none")
 
 

@@ -160,7 +160,7 @@ class CrossEntropy(Objective):
         self.pairs = pairs
 
     def token_losses(self, logits: Tensor, targets: Tensor, teacher_logits: Tensor | None) -> Tensor:
-        return token_cross_entropy(targets, logits)
+        return token_cross_entropy(logits, targets)
 
     def weights(self, rows: Sequence[TrainingPrompt], losses: Tensor, is_known: Sequence[bool] = ()) -> Tensor:
         return torch.full_like(losses, 1 / self._count_tokens(rows))

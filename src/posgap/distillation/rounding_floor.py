@@ -15,7 +15,7 @@ from posgap.distillation.student import Student
 
 ROWS = 4  # that are read for it
 FIGURE = "rounding_kl"  # its name in the history's first step
-_SIGNALS = ("activation_kl", "order_kl")  # what the objectives with a teacher call the divergence that they reduce
+_SIGNAL = "activation_kl"  # what the objective with a teacher calls the divergence that it reduces
 
 
 @torch.no_grad()
@@ -44,7 +44,7 @@ def warning(history: Sequence[dict[str, float]]) -> str:
     unknown.
     """
     floor = history[0].get(FIGURE, 0.0) if history else 0.0
-    below = [int(figures["step"]) for figures in history for name in _SIGNALS if figures.get(name, floor) < floor]
+    below = [int(figures["step"]) for figures in history if figures.get(_SIGNAL, floor) < floor]
     if not below:
         return ""
     precise = "tf32" if torch.cuda.is_available() else "float32"

@@ -82,7 +82,7 @@ class Student(nn.Module):
 
     def _judge(self, states: Tensor, batch: Batch) -> Tensor:
         found = []
-        for loss in (_nats, _misses):
+        for loss in (token_cross_entropy, _misses):
             found.append(per_row(self.head_losses(states, loss=loss, per_token=[batch.targets]), batch.lengths))
         nats, misses = found
         return torch.stack([nats / batch.lengths, (misses == 0).to(nats)], dim=-1)
@@ -93,10 +93,6 @@ class Student(nn.Module):
             with torch.no_grad():
                 teacher_logits = self.teacher.logits(teacher_hidden)
         return self.objective.token_losses(logits, targets, teacher_logits)
-
-
-def _nats(logits: Tensor, targets: Tensor) -> Tensor:
-    return token_cross_entropy(targets, logits)
 
 
 def _misses(logits: Tensor, targets: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ SURE = 0.8  # mean probability of the least likely token of its correct answers 
 
 def log_probabilities(logits: Tensor, targets: Tensor) -> Tensor:
     """The log-probability of each token at each of `TEMPERATURES`, `[M, V], [M]` to `[M, T]`."""
-    return torch.stack([-token_cross_entropy(targets, logits / each) for each in TEMPERATURES], -1)
+    return torch.stack([-token_cross_entropy(logits / each, targets) for each in TEMPERATURES], -1)
 
 
 def choose_temperature(least: Tensor) -> tuple[float, float, float]:

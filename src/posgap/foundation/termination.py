@@ -4,8 +4,10 @@ Argo has the message in the node of a step, and `infra/kubernetes/kfp/retries.ya
 begins with `REFUSED`. The watcher of a TrainJob reads each pod's message, as the pod's log may be gone.
 """
 
+import sys
 from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.locations import with_uris
@@ -14,6 +16,16 @@ from posgap.foundation.redaction import redact
 FILE = Path("/dev/termination-log")  # Kubernetes' default `terminationMessagePath`, of each container
 REFUSED, FAILED = "posgap refused: ", "posgap failed: "
 _MAX = 400  # characters; Kubernetes keeps 4,096 bytes, and Argo copies them into a workflow of at most 1 MiB
+
+
+def tell_kubernetes() -> None:
+    """Leaves the error that ends this process in the pod's termination message; KFP's executor only prints it."""
+    sys.excepthook = _leave_and_print
+
+
+def _leave_and_print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    leave_message(error)
+    sys.__excepthook__(kind, error, trace)
 
 
 def leave_message(error: BaseException, words: str = "") -> None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, computed_field
 
@@ -31,9 +31,7 @@ from posgap.gating.rules import CHECK_RULES, GATE_RULES, GateInputs, GateRule, R
 from posgap.measurement import power
 from posgap.measurement.sweeps import Sweep
 from posgap.tasks.examples import AnyExample
-
-if TYPE_CHECKING:
-    from posgap.tracking.runs import Run
+from posgap.tracking.runs import Run
 
 GATE_FILE = "gate.json"
 # A first look has the whole error of 5 %, and each later one this part of the previous look's. All looks together then
@@ -282,7 +280,7 @@ def digests(verdict: Verdict) -> dict[str, dict[str, str]]:
     return found
 
 
-def log_verdict(verdict: Verdict, swept: Sweep, run: "Run") -> None:
+def log_verdict(verdict: Verdict, swept: Sweep, run: Run) -> None:
     """Gives an MLflow run the verdict, and the figures of the candidate's sweep that it rests on."""
     values = {f"{rule.name}_value": rule.value for rule in verdict.rules}
     run.metrics({"gap": swept.gap, "mean": swept.mean, **values})

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 from pydantic import Field
 
@@ -17,6 +17,8 @@ from posgap.foundation.registry import WITHOUT_EFFECT, Parameters, Registry
 from posgap.generation.application import Application, ApplicationGenerator, load_function
 from posgap.generation.asking import ModelAccess, ResponseLimits, Wording
 from posgap.generation.endpoint_parameters import ApplicationParameters, EndpointParameters
+from posgap.generation.generator import Generator
+from posgap.generation.served import EndpointIdentity
 from posgap.generation.setup import builder_of
 from posgap.mitigations.in_force import load_model
 from posgap.models import ADAPTER, MITIGATIONS_KEY, NO_CONFIG
@@ -24,10 +26,6 @@ from posgap.models.precision import MIN_PARAMETERS, bfloat16_of_cpu, device_clas
 from posgap.tasks.framing import Framing
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 from posgap.tasks.registry import TASKS
-
-if TYPE_CHECKING:
-    from posgap.generation.generator import Generator
-    from posgap.generation.served import EndpointIdentity
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +56,7 @@ class Backend:
         """The dtype in which it answers: the requested one, or what "auto" stands for, if known."""
         return _dtype_here(access) if self.local else access.dtype
 
-    def builder(self, access: ModelAccess, wording: Wording, limits: ResponseLimits) -> "TextPromptBuilder":
+    def builder(self, access: ModelAccess, wording: Wording, limits: ResponseLimits) -> TextPromptBuilder:
         """The builder of the backend's prompts: with token ids for a local model, else as text."""
         if self.local:
             return builder_of(access.model, wording, limits)
@@ -82,11 +80,11 @@ class Backend:
         if framing.template:
             raise BadOption(f"template: is only for local models; with backend {self.name} the server makes the chat")
 
-    def decoding(self, access: ModelAccess, served: "EndpointIdentity | None") -> str:
+    def decoding(self, access: ModelAccess, served: EndpointIdentity | None) -> str:
         """How tokens are chosen, if an endpoint reports it: greedily, as far as can be told."""
         return "greedy"
 
-    def generator(self, access: ModelAccess, builder: "TextPromptBuilder") -> "Generator":
+    def generator(self, access: ModelAccess, builder: TextPromptBuilder) -> Generator:
         """The generator that answers prompts of `builder`; raises `PosgapError` if something it needs is missing."""
         raise NotImplementedError
 
@@ -98,7 +96,7 @@ class VLLMParameters(Parameters):
 
 
 class _Transformers(Backend):
-    def generator(self, access: ModelAccess, builder: "TextPromptBuilder") -> "Generator":
+    def generator(self, access: ModelAccess, builder: TextPromptBuilder) -> Generator:
         from posgap.generation.transformers import TransformersGenerator
 
         tokenizer = cast(PromptBuilder, builder).tokenizer
@@ -106,7 +104,7 @@ class _Transformers(Backend):
 
 
 class _VLLM(Backend):
-    def generator(self, access: ModelAccess, builder: "TextPromptBuilder") -> "Generator":
+    def generator(self, access: ModelAccess, builder: TextPromptBuilder) -> Generator:
         from posgap.generation.vllm import VLLMGenerator
         from posgap.models.loading import load_config
         from posgap.models.rope_lengths import RopeLengths
@@ -123,7 +121,7 @@ class _VLLM(Backend):
 class _Auto(Backend):
     """Stands for one of the others until model and machine are known; see `resolve_backend`."""
 
-    def generator(self, access: ModelAccess, builder: "TextPromptBuilder") -> "Generator":
+    def generator(self, access: ModelAccess, builder: TextPromptBuilder) -> Generator:
         return open_generator(resolve_backend(resolve_dtype(access)), builder)
 
 
@@ -138,14 +136,14 @@ class _OpenAI(Backend):
                 f"{', '.join(framing.shown_settings())}: a bare prompt has no chat around it; take --endpoint chat"
             )
 
-    def decoding(self, access: ModelAccess, served: "EndpointIdentity | None") -> str:
+    def decoding(self, access: ModelAccess, served: EndpointIdentity | None) -> str:
         temperature = access.parameters_of(EndpointParameters).body.get("temperature", 0)
         left_out = served is not None and "temperature" in served.left_out
         if left_out or temperature is None:
             return "endpoint's own"
         return f"temperature {temperature}" if temperature else "greedy"
 
-    def generator(self, access: ModelAccess, builder: "TextPromptBuilder") -> "Generator":
+    def generator(self, access: ModelAccess, builder: TextPromptBuilder) -> Generator:
         from posgap.generation.openai import OpenAIGenerator
 
         parameters = access.parameters_of(EndpointParameters)
@@ -167,10 +165,10 @@ class _Application(Backend):
         for name in [*filter(given.get, given), *parameters.keys() - {"concurrency", "timeout", "version"}]:
             raise BadOption(f"{name}: an application makes its own prompts; leave it out")
 
-    def decoding(self, access: ModelAccess, served: "EndpointIdentity | None") -> str:
+    def decoding(self, access: ModelAccess, served: EndpointIdentity | None) -> str:
         return "application's own"
 
-    def generator(self, access: ModelAccess, builder: "TextPromptBuilder") -> "Generator":
+    def generator(self, access: ModelAccess, builder: TextPromptBuilder) -> Generator:
         application = Application(load_function(access.model), access.model)
         return ApplicationGenerator(application, access.parameters_of(ApplicationParameters), builder)
 
@@ -198,7 +196,7 @@ APPLICATION = _Application(
 )
 
 
-def open_generator(access: ModelAccess, builder: "TextPromptBuilder") -> "Generator":
+def open_generator(access: ModelAccess, builder: TextPromptBuilder) -> Generator:
     """The generator of a model's answers; raises `PosgapError` if something the backend needs is missing."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise PosgapError("a model answers in one process; run this without a launcher, and split a sweep by `shard`")

@@ -3,6 +3,7 @@
 import atexit
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -81,13 +82,9 @@ class VLLMGenerator:
         self._salt = {"cache_salt": str(plain)}
 
     def generate(self, groups: Iterable[Group], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
-        window: list[tuple[int, Group]] = []
-        for indexed in enumerate(groups):
-            window.append(indexed)
-            if len(window) == GROUPS_AT_ONCE:
-                yield from self._answer_window(window, sampling)
-                window = []
-        yield from self._answer_window(window, sampling)
+        indexed = enumerate(groups)
+        while window := list(islice(indexed, GROUPS_AT_ONCE)):
+            yield from self._answer_window(window, sampling)
         hits, queries = self.count_cached()
         if not self._salt:  # one of a search's many candidates says nothing
             log.info("vLLM had %d of the prompts' %d tokens in its cache", hits, queries)

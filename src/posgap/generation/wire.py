@@ -122,7 +122,7 @@ def read_answer(body: bytes, opened: str | None = None, asked: str = "") -> Endp
     choices = document.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     for each in (document, choice):
-        if isinstance(each, dict) and _is_error(each):
+        if isinstance(each, dict) and (each.get("error") or each.get("object") == "error"):
             return _as_meant(read_fault(HTTPStatus.OK, body, each))
     if not isinstance(choice, dict):
         within = document.get("base_resp")  # of MiniMax; other gateways have a code and a message beside no choices
@@ -201,7 +201,7 @@ def read_fault(status: int, body: bytes, document: dict[str, Any] | None = None)
     error = whole.get("error", whole)
     if isinstance(error, str):
         return Fault(status, _mend_surrogates(error))
-    error = error if isinstance(error, dict) else {}
+    error = _object_or_empty(error)
     details = error.get("detail")
     if isinstance(details, list):  # of FastAPI: a list of faults, each with its place
         said = []
@@ -212,17 +212,12 @@ def read_fault(status: int, body: bytes, document: dict[str, Any] | None = None)
                 said.append(f"{'.'.join(place)}: {detail.get('msg')}")
                 named_parameters += place[-1:]
         return Fault(status, _mend_surrogates("; ".join(said)), (), tuple(named_parameters))
-    inner = error.get("innererror")
-    inner = inner if isinstance(inner, dict) else {}
+    inner = _object_or_empty(error.get("innererror"))
     codes = [*map(error.get, _CODES), inner.get("code")]
     told = next(filter(None, (_text_or_empty(error.get(name)) for name in _MESSAGES)), "")
     words = told or body[:1000].decode("utf-8", "replace")
     named = _text_or_empty(error.get("param"))
     return Fault(status, words, tuple(map(str, filter(None, codes))), (named,) if named else ())
-
-
-def _is_error(document: dict[str, Any]) -> bool:
-    return bool(document.get("error")) or document.get("object") == "error"
 
 
 def _document(body: bytes) -> dict[str, Any]:
@@ -251,6 +246,10 @@ def _content_parts(content: Any) -> Iterator[tuple[str, str]]:
             yield "text", _text_or_empty(part)
 
 
+def _object_or_empty(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
 def _text_or_empty(value: Any) -> str:
     return _mend_surrogates(value) if isinstance(value, str) else ""
 
@@ -266,11 +265,9 @@ def _mend_surrogates(text: str) -> str:
 
 
 def _usage(value: Any) -> Usage | None:
-    usage = value if isinstance(value, dict) else {}
-    details = usage.get("completion_tokens_details")
-    details = details if isinstance(details, dict) else {}
-    of_prompt = usage.get("prompt_tokens_details")
-    of_prompt = of_prompt if isinstance(of_prompt, dict) else {}
+    usage = _object_or_empty(value)
+    details = _object_or_empty(usage.get("completion_tokens_details"))
+    of_prompt = _object_or_empty(usage.get("prompt_tokens_details"))
     tokens = (
         *(
             usage.get("prompt_tokens", usage.get("input_tokens")),

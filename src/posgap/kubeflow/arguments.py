@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from posgap.foundation.errors import BadOption, PosgapError, faults
 from posgap.foundation.fields import Role, is_function, role
 from posgap.foundation.locations import add_mount, is_address, is_uri
-from posgap.kubeflow.ending import tell_kubernetes
+from posgap.foundation.termination import tell_kubernetes
 from posgap.options.base import Config
 
 C = TypeVar("C", bound=Config)

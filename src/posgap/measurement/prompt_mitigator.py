@@ -2,20 +2,17 @@
 responses becomes the answer."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from posgap.foundation.errors import PosgapError
 from posgap.generation.generator import Completion, Generator, Sampling, Usage
 from posgap.measurement.sweeps import AppliedMitigation
-from posgap.mitigations.mitigation import ReorderInput
+from posgap.mitigations.mitigation import PromptMitigation, ReorderInput, Settings
 from posgap.mitigations.registry import PROMPT_MITIGATIONS
 from posgap.tasks.examples import AnyExample, Document, RankedExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import Prompt, TextPromptBuilder
 from posgap.tasks.task import BASELINES
-
-if TYPE_CHECKING:
-    from posgap.mitigations.mitigation import PromptMitigation, Settings
 
 
 class Question(NamedTuple):
@@ -42,7 +39,7 @@ class PromptMitigator:
     `seed` seeds everything that a mitigation draws.
     """
 
-    def __init__(self, builder: TextPromptBuilder, mitigation: "PromptMitigation", settings: "Settings", seed: int):
+    def __init__(self, builder: TextPromptBuilder, mitigation: PromptMitigation, settings: Settings, seed: int):
         self.builder = builder
         self.mitigation = mitigation
         self.settings = settings

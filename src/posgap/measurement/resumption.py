@@ -178,25 +178,21 @@ def generate_resumably(
     return GridAnswers(work.list_completions(), served, pace)
 
 
+@dataclass
 class _ResumableWork:
     """Prompts, some perhaps already answered, and the actions on each answer as it comes. `n_missing` were unanswered
     at the start."""
 
-    def __init__(
-        self,
-        prompts: PromptGrid,
-        unfinished: Unfinished,
-        title: str,
-        on_completion: OnCompletion,
-        first_answers: FirstAnswers | None,
-    ):
-        self.prompts = prompts
-        self.unfinished = unfinished
-        self.title = title
-        self.on_completion = on_completion
-        self.first_answers = first_answers
+    prompts: PromptGrid
+    unfinished: Unfinished
+    title: str
+    on_completion: OnCompletion
+    first_answers: FirstAnswers | None
+
+    def __post_init__(self) -> None:
+        prompts = self.prompts
         self.n_missing = sum(map(len, self.list_missing().values()))
-        self.note_first = first_answers or FirstAnswers(prompts.builder, self.n_missing, prompts.settings.metric)
+        self.note_first = self.first_answers or FirstAnswers(prompts.builder, self.n_missing, prompts.settings.metric)
 
     def list_missing(self) -> dict[int, list[int]]:
         """Returns the numbers of the prompts by example that are not answered yet."""

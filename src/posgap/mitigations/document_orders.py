@@ -6,16 +6,13 @@ import random
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from posgap.mitigations.mitigation import PromptMitigation, ReorderInput, Settings
-from posgap.tasks.examples import RankedExample
+from posgap.tasks.examples import AnyExample, Document, RankedExample
 from posgap.tasks.metrics import normalize
-
-if TYPE_CHECKING:
-    from posgap.tasks.examples import AnyExample, Document
 
 _ANYWHERE = ("transformers", "vllm", "endpoints")
 
@@ -38,7 +35,7 @@ class ReversedOrder(PromptMitigation):
     served_by = _ANYWHERE
     settings = NoSettings
 
-    def order_documents(self, given: ReorderInput, settings: NoSettings) -> Sequence[Sequence["Document"]]:
+    def order_documents(self, given: ReorderInput, settings: NoSettings) -> Sequence[Sequence[Document]]:
         return [list(reversed(given.documents))]
 
     def write_code(self, settings: NoSettings) -> str:
@@ -52,7 +49,7 @@ class Relevance(Settings):
     most: Literal["ends", "first", "last"] = "ends"
 
 
-def at_ends(ranked: Sequence["Document"]) -> list["Document"]:
+def at_ends(ranked: Sequence[Document]) -> list[Document]:
     """Reorders documents, given most relevant first: the first stays first, the second goes last, the third second ...
 
     LangChain's LongContextReorder has the same order of an odd number of documents, and its mirror image of an even
@@ -61,7 +58,7 @@ def at_ends(ranked: Sequence["Document"]) -> list["Document"]:
     return [*ranked[::2], *ranked[1::2][::-1]]
 
 
-def by_relevance(example: "AnyExample", documents: Sequence["Document"]) -> list["Document"]:
+def by_relevance(example: AnyExample, documents: Sequence[Document]) -> list[Document]:
     """Sorts documents by relevance to the question, the most relevant first, without knowing the gold ones.
 
     The order is the retriever's for retrieved examples, else BM25's over title and text among these documents; ties
@@ -96,7 +93,7 @@ class RelevanceOrder(PromptMitigation):
     settings = Relevance
     order_free = True
 
-    def order_documents(self, given: ReorderInput, settings: Relevance) -> Sequence[Sequence["Document"]]:
+    def order_documents(self, given: ReorderInput, settings: Relevance) -> Sequence[Sequence[Document]]:
         ranked = by_relevance(given.example, given.documents)
         return [{"ends": at_ends(ranked), "first": ranked, "last": ranked[::-1]}[settings.most]]
 
@@ -124,7 +121,7 @@ class FewerDocuments(PromptMitigation):
     order_free = True
     needs_ranks = True
 
-    def order_documents(self, given: ReorderInput, settings: KeptShare) -> Sequence[Sequence["Document"]]:
+    def order_documents(self, given: ReorderInput, settings: KeptShare) -> Sequence[Sequence[Document]]:
         ranked = by_relevance(given.example, given.documents)
         return [ranked[: math.ceil(settings.share * len(ranked))]]
 
@@ -149,7 +146,7 @@ class RepeatedDocuments(PromptMitigation):
     settings = NoSettings
     needs_ranks = True
 
-    def order_documents(self, given: ReorderInput, settings: NoSettings) -> Sequence[Sequence["Document"]]:
+    def order_documents(self, given: ReorderInput, settings: NoSettings) -> Sequence[Sequence[Document]]:
         return [[*given.documents, *given.documents]]
 
     def write_code(self, settings: NoSettings) -> str:
@@ -180,7 +177,7 @@ class QuotedFirst(PromptMitigation):
     needs_ranks = True
     call = "behind(text_of(answer(quoted(question), passages)))"
 
-    def order_documents(self, given: ReorderInput, settings: NoSettings) -> Sequence[Sequence["Document"]]:
+    def order_documents(self, given: ReorderInput, settings: NoSettings) -> Sequence[Sequence[Document]]:
         return [list(given.documents)]
 
     def word_question(self, question: str) -> str:
@@ -239,7 +236,7 @@ class PermutationVote(PromptMitigation):
     settings = Orders
     call = "vote([text_of(answer(question, order)) for order in shuffles(passages)])"
 
-    def order_documents(self, given: ReorderInput, settings: Orders) -> Sequence[Sequence["Document"]]:
+    def order_documents(self, given: ReorderInput, settings: Orders) -> Sequence[Sequence[Document]]:
         """Returns different orders, drawn for the example: at every placement its slots are shuffled alike."""
         drawn: dict[tuple[int, ...], list[Document]] = {}
         random_slots = random.Random(f"permutation {given.seed} {given.example.id}")

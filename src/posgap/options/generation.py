@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -17,9 +17,7 @@ from posgap.options.base import SeededConfig
 from posgap.options.prompts import PromptConfig
 from posgap.tasks.fields import OptionalMetricName
 from posgap.tasks.metrics import METRICS
-
-if TYPE_CHECKING:
-    from posgap.tasks.prompts import TextPromptBuilder
+from posgap.tasks.prompts import TextPromptBuilder
 
 # Parameters that decide results but no response, and those of filling and mitigation, which the prompts' digest
 # includes.
@@ -124,7 +122,7 @@ class BackendConfig(GenerationConfig):
         """Returns which model answers, and how its answers are named."""
         return AskingSettings(self.access(), self.metric, self.examples, self.out, self.response_key())
 
-    def builder(self) -> "TextPromptBuilder":
+    def builder(self) -> TextPromptBuilder:
         """Returns the builder of the prompts that are asked."""
         return BACKENDS[self.backend].builder(self.access(), self.wording(), self.limits())
 

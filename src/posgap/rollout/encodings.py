@@ -33,10 +33,7 @@ def rotation_scores(distances: np.ndarray, angles: Sequence[float] | np.ndarray,
     Lemma 4.6's score, in general appendix I's (Wu et al. 2025), for an angle of 0 between the two.
     """
     distances = np.asarray(distances, dtype=float)
-    mean = np.zeros_like(distances)
-    for base in angles:
-        mean += np.cos(distances * base)
-    return strength * mean / len(angles)
+    return strength * sum(np.cos(distances * base) for base in angles) / len(angles)
 
 
 def require_lambdas(lambdas: Sequence[float] | np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ candidate and returns `correct [C, E, P]`, for C candidates, E examples and P pl
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Protocol
 
@@ -128,21 +129,15 @@ class ForcedEvaluator:
         return ((logits.argmax(-1) == targets) | (targets < 0)).all(1).cpu().numpy()
 
 
+@dataclass
 class GenerationEvaluator:
     """Scores generated responses by the task's metric, one candidate after another."""
 
-    def __init__(
-        self,
-        generator: LayerGenerator,
-        questions: Sequence[Sequence[SearchQuestion]],
-        score: Callable[[str, Sequence[str]], float],
-        sampling: Sampling,
-    ):
-        self.generator = generator
-        self.questions = questions
-        self.score = score
-        self.sampling = sampling
-        self.forward_passes = 0
+    generator: LayerGenerator
+    questions: Sequence[Sequence[SearchQuestion]]
+    score: Callable[[str, Sequence[str]], float]
+    sampling: Sampling
+    forward_passes: int = 0
 
     def correct(self, candidates: Sequence[Candidate]) -> np.ndarray:
         right = np.empty((len(candidates), len(self.questions), len(self.questions[0])))

@@ -1,6 +1,7 @@
 """Scores of candidates, kept so that none is evaluated twice, even across interruptions of the search."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
@@ -25,27 +26,23 @@ class _SearchState(Record):
     scored: list[_CandidateScore]
 
 
+@dataclass
 class Scores:
     """Scores candidates by an evaluator, and keeps the results in memory and in the file `state`.
 
     No candidate is evaluated twice. A `state` written under another `identity` is ignored.
     """
 
-    def __init__(
-        self,
-        evaluator: Evaluator,
-        fitness: Callable[[np.ndarray], float],
-        state: Path | None = None,
-        identity: str = "",
-    ):
-        self.evaluator = evaluator
-        self.fitness = fitness
-        self.state = state
-        self.identity = identity
+    evaluator: Evaluator
+    fitness: Callable[[np.ndarray], float]
+    state: Path | None = None
+    identity: str = ""
+
+    def __post_init__(self) -> None:
         self.is_over: Callable[[], bool] | None = None  # asked before each candidate but the first two
         self.right: dict[Candidate, list[float]] = {}  # sums of scores [P] of each candidate over all examples
-        if state is not None and state.exists():
-            self._load_scores(state)
+        if self.state is not None and self.state.exists():
+            self._load_scores(self.state)
 
     def __call__(self, candidates: Sequence[Candidate]) -> list[float]:
         """Returns the fitness of each candidate, in their order; if time is over, of the first ones alone."""

@@ -5,14 +5,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.registry import Parameters, Registry
 from posgap.tasks.answer_text import SPACELESS, compile_pattern, stands_in
-
-if TYPE_CHECKING:
-    from posgap.tasks.examples import Document
+from posgap.tasks.examples import Document
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = r"\b(a|an|the)\b"
@@ -73,7 +71,7 @@ def contains_answer(response: str, answers: Sequence[str]) -> bool:
     return any(stands_in(answer, response) for answer in answers)
 
 
-def holds_answer(document: "Document", answers: Sequence[str], metric: str = "litm") -> bool:
+def holds_answer(document: Document, answers: Sequence[str], metric: str = "litm") -> bool:
     """Whether a document's title or text contains an answer, or a metric scores a copy of it as right.
 
     `litm` finds an answer within a word too ("Ali" in "quality"). It is the default because a text that holds no

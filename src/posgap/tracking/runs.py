@@ -49,10 +49,9 @@ PARENT_VARIABLE = "POSGAP_PARENT_RUN_ID"  # set by a command that runs several s
 PIPELINE_VARIABLE = "POSGAP_PIPELINE_RUN"  # the KFP run that a stage is a step of
 WEBHOOK_VARIABLE = "POSGAP_WEBHOOK_URL"  # where the report of a run is posted
 ERROR_TAG = "posgap.error"
-NOTE_TAG = "mlflow.note.content"  # the description that MLflow shows of a run
+NOTE_TAG = "mlflow.note.content"  # the description that MLflow shows of a run, in Markdown of several lines
 NAME_TAG, LABEL_TAG = "mlflow.runName", "posgap.label"
 KEY_TAG = "posgap.run_key"  # by which a run is found on the server
-_NOTE = "mlflow.note.content"  # a tag in Markdown, which may have several lines
 KILLED = "KILLED"
 ERROR_CHARACTERS = 1000  # of an error, in a tag
 TOGETHER_SECONDS = 1.0  # for which metrics wait for others, once some were sent
@@ -321,7 +320,7 @@ class Run:
 def _texts(values: Mapping[str, object]) -> dict[str, str]:
     """The values as text for MLflow: without secrets, and with escapes for what is not to be printed."""
     texts = {name: redact(str(value)) for name, value in values.items()}
-    return {name: join_lines(text.split("\n")) if name == _NOTE else printable(text) for name, text in texts.items()}
+    return {name: join_lines(text.split("\n")) if name == NOTE_TAG else printable(text) for name, text in texts.items()}
 
 
 def link(run_id: str, server: str = "") -> str:

@@ -161,15 +161,14 @@ def experiment() -> tuple[str, str]:
     return os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT), ""
 
 
-def experiment_id(client: MlflowClient, name: str = "", known: str = "") -> str:
-    """The id of an experiment, which is created if it is missing. Without a name and an id it is the environment's.
+def experiment_id(client: MlflowClient) -> str:
+    """The id of the environment's experiment, which is created if it is missing.
 
     A SQLite store keeps the artifacts of a new experiment beside its file.
     """
     from mlflow.exceptions import MlflowException
 
-    if not name and not known:
-        name, known = experiment()
+    name, known = experiment()
     if known:
         return known
     there = client.get_experiment_by_name(name)

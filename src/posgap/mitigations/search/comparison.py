@@ -5,7 +5,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,7 @@ class _State(Record):
     served: EndpointIdentity = EndpointIdentity()
 
 
+@dataclass
 class Comparison:
     """The comparison of a model's mitigations within the time of a clock. `splits` are the examples that the time
     allows.
@@ -66,29 +67,24 @@ class Comparison:
     `key` has the parameters that decide answers, and `search` says how LPES searches its factors.
     """
 
-    def __init__(
-        self,
-        model: ComparedModel,
-        splits: Splits,
-        clock: Clock,
-        model_digest: str,
-        key: Mapping[str, Any],
-        search: SearchSettings,
-    ):
-        self.model = model
-        self.all = splits
-        self.splits = splits
-        self.clock = clock
-        self.model_digest = model_digest
-        self.search = search
+    model: ComparedModel
+    splits: Splits
+    clock: Clock
+    model_digest: str
+    key: Mapping[str, Any]
+    search: SearchSettings
+
+    def __post_init__(self) -> None:
+        model = self.model
+        self.all = self.splits
         self.folder = work_folder(model.settings.out)
         self.folder.mkdir(parents=True, exist_ok=True)
-        for half, examples in splits._asdict().items():
+        for half, examples in self.splits._asdict().items():
             write_examples(self._half_file(half), examples)
         self._state_file = self.folder / "tried.json"
-        total = len(splits.selection) * len(model.trial_placements)
+        total = len(self.splits.selection) * len(model.trial_placements)
         self._first_answers = FirstAnswers(model.builder, total, model.settings.metric)
-        self.state = _State(identity=self._identify(key))
+        self.state = _State(identity=self._identify())
         self._resume()
 
     def try_base(self, until: float) -> Trial:
@@ -177,11 +173,11 @@ class Comparison:
         state = self.state.model_copy(update={"seconds": self.clock.seconds_spent})
         write_json(self._state_file, state.model_dump(mode="json"))
 
-    def _identify(self, key: Mapping[str, Any]) -> str:
+    def _identify(self) -> str:
         """Returns a digest of all that decides the answers."""
         builder = self.model.builder
         asked = [self.model.settings.metric or builder.task.metric, [at.name for at in self.model.trial_placements]]
-        return digest_of([key, self.model_digest, builder.digest(), *asked, *map(content_keys, self.all)])
+        return digest_of([self.key, self.model_digest, builder.digest(), *asked, *map(content_keys, self.all)])
 
     def _resume(self) -> None:
         if not self._state_file.exists():
