@@ -1,16 +1,18 @@
-"""Takes the pictures in docs/ of pages that posgap made, in a headless Chromium.
+"""Takes the pictures in docs/ that posgap drew, and those of its pages, in a headless Chromium.
 
     python benchmarks/screenshots.py [runs/demo] [--transcripts build/transcripts]
 
-Of the demo, sweep-report.png and sweep-examples.png are the page of the base, and comparison-examples.png both models
-side by side. Of the run of the guides' commands (`transcripts.py`), gate-refused.png is a verdict and
-mlflow-version.png the version in MLflow. rag-mitigate.png is a comparison on a made log (`RAG_APP`).
+Of the demo, position-gap.png has the curves, sweep-report.png and sweep-examples.png are the page of the base, and
+comparison-examples.png both models side by side. Of the run of the guides' commands (`transcripts.py`), length-map.png
+is of the model, gate-refused.png a verdict, and mlflow-version.png the version in MLflow. rag-curve.png and
+rag-mitigate.png are of a made log (`READER`, `RAG_APP`).
 """
 
 import argparse
 import base64
 import json
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,6 +31,19 @@ RAG_APP = """def answer(question, passages):
     return next((p.text for p in (passages[0], passages[-1]) if name in p.text), "unknown")
 """
 
+READER = """import zlib
+
+CHANCES = 95, 80, 62, 50, 42, 40, 42, 50, 60, 75  # in percent, to read a passage at each position
+
+
+def answer(question, passages):
+    name = question.split()[-1].strip("?")
+    place = next(place for place, passage in enumerate(passages) if name in passage.text)
+    return passages[place].text if zlib.crc32(question.encode()) % 100 < CHANCES[place] else "unknown"
+"""
+BASELINES = "as-retrieved,oracle,random"
+LENGTHS = "60,100,140,180,220"  # in tokens; the model was trained on 20 records, which take 86
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -39,13 +54,21 @@ def main() -> None:
         raise SystemExit("no Chromium on PATH")
     with browser() as page, tempfile.TemporaryDirectory() as folder:
         demo_pictures(page, options.demo.resolve())
-        mlflow_picture(page, options.transcripts.resolve(), Path(folder))
-        picture(page, "gate-refused", options.transcripts.resolve() / "run/refused/gate.html", "verdict", 1010)
+        transcripts = options.transcripts.resolve()
+        mlflow_picture(page, transcripts, Path(folder))
+        sweep = ["--model", "small", "--task", "kv", "--examples", "eval.jsonl.gz", "--max-new-tokens", "3"]
+        sweep += ["--lengths", LENGTHS, "--depths", "5", "--label", "small"]
+        drawn(transcripts, "length-map", "lengths.png", *sweep)
+        picture(page, "gate-refused", transcripts / "run/refused/gate.html", "verdict", 1010)
+        write_log(Path(folder))
+        sweep = ["python:reader:answer", "--examples", "log.jsonl", "--n-docs", "10", "--baselines", BASELINES]
+        drawn(Path(folder), "rag-curve", "sweep.png", *sweep, "--label", "the simulated reader")
         picture(page, "rag-mitigate", compare_on_a_log(Path(folder)), "change", 1010)
 
 
 def demo_pictures(page: Page, demo: Path) -> None:
-    """Takes the pages of the demo's base, and of the comparison with it."""
+    """Takes the demo's curves, the pages of its base, and of the comparison with it."""
+    shutil.copy(demo / "curves.png", ROOT / "docs" / "position-gap.png")
     runs = "seed-*/pipeline/*"
     base = _newest(demo, f"{runs}/merge/out/sweep.html")
     compared = _newest(demo, f"{runs}/*/compare-*/out/comparison.html")
@@ -65,22 +88,37 @@ def mlflow_picture(page: Page, transcripts: Path, folder: Path) -> None:
         (ROOT / "docs" / "mlflow-version.png").write_bytes(base64.b64decode(shown["data"]))
 
 
-def compare_on_a_log(folder: Path) -> Path:
-    """Compares mitigations of `RAG_APP` on a made retrieval log, and returns the page."""
+def drawn(folder: Path, name: str, file: str, *options: str) -> None:
+    """Runs a sweep in `folder`, and takes its picture `file` as `docs/NAME.png`."""
+    run(folder, "sweep", *options, "--out", name, "--force")
+    shutil.copy(folder / name / file, ROOT / "docs" / f"{name}.png")
+
+
+def run(folder: Path, *words: str) -> None:
+    """Runs posgap in `folder`."""
+    subprocess.run([str(Path(sys.executable).with_name("posgap")), *words], cwd=folder, check=True)
+
+
+def write_log(folder: Path) -> None:
+    """Writes a made retrieval log of 200 questions with ten passages each, and the applications that answer them."""
     draw = random.Random(0)
     rows = []
     for number in range(200):
-        names = [f"N{number}x{other}" for other in range(8)]
+        names = [f"N{number}x{other}" for other in range(10)]
         passages = [f"{name} lives in house {draw.randrange(100, 1000)}." for name in names]
-        rank = min(int(draw.expovariate(0.6)), 7)
+        rank = min(int(draw.expovariate(0.6)), 9)
         passages.insert(rank, passages.pop(0))
         answer = passages[rank].split()[-1].strip(".")
         rows.append({"question": f"In which house lives {names[0]}?", "answers": [answer], "contexts": passages})
     (folder / "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     (folder / "edges.py").write_text(RAG_APP, encoding="utf-8")
-    command = [str(Path(sys.executable).with_name("posgap")), "mitigate", "--model", "python:edges:answer"]
-    command += ["--task", "rag", "--examples", "log.jsonl", "--n-docs", "8", "--budget", "5m", "--out", "mitigate"]
-    subprocess.run(command, cwd=folder, check=True)
+    (folder / "reader.py").write_text(READER, encoding="utf-8")
+
+
+def compare_on_a_log(folder: Path) -> Path:
+    """Compares mitigations of `RAG_APP` on the log, and returns the page."""
+    options = ["--task", "rag", "--examples", "log.jsonl", "--n-docs", "8", "--budget", "5m", "--out", "mitigate"]
+    run(folder, "mitigate", "--model", "python:edges:answer", *options)
     return folder / "mitigate" / "mitigate.html"
 
 

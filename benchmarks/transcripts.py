@@ -1,6 +1,6 @@
 """Runs the console blocks of pages again, one after another, and puts what they print now into the pages.
 
-    python benchmarks/transcripts.py first-look first-log first-gate --wheel WHEEL --model FOLDER [--write]
+    python benchmarks/transcripts.py first-look first-log first-gate rag --wheel WHEEL --model FOLDER [--write]
     python benchmarks/transcripts.py distillation gate registry --demo runs/demo [--write]
     python benchmarks/transcripts.py pretrained [--write]
 

@@ -30,7 +30,7 @@ transcripts: $(VENV)/.installed-test  ## what guides print, by running their com
 	test -f runs/demo/curves.html || $(MAKE) demo
 	rm -rf build/dist
 	$(VENV)/bin/python -m build --quiet --wheel --outdir build/dist .
-	$(VENV)/bin/python benchmarks/transcripts.py first-look first-log first-gate --wheel build/dist/*.whl --model $(demo_model) $(WRITE)
+	$(VENV)/bin/python benchmarks/transcripts.py first-look first-log first-gate rag --wheel build/dist/*.whl --model $(demo_model) $(WRITE)
 	$(VENV)/bin/python benchmarks/transcripts.py distillation gate registry --demo runs/demo $(WRITE)
 	! command -v chromium || $(VENV)/bin/python benchmarks/screenshots.py
 

@@ -204,8 +204,8 @@ def test_an_import_says_in_a_few_lines_what_it_took_for_what(tmp_path, caplog):
     assert [line for line in lines if line] == [
         "1 question of 1 row, each a question",
         "question from `question`, answers from `answers`, passages from `passages`, text from `text`",
-        "3 to 3 passages for each question; 1 without a text are left out",
-        "order: as the passages come; `score` has them so",
+        "3 passages for each question; 1 without a text are left out",
+        "order: as listed; `score` agrees",
         "relevant passages: 1, told in 1 question by answer",
     ]
 

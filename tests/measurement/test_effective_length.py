@@ -157,10 +157,10 @@ def test_a_map_has_a_row_of_each_sweep(swept, tmp_path):
     (low, high), most = last.gap_ci95, max(first.gap_ci95[1], last.gap_ci95[1])
     assert found.summary_text() == [
         found.effective.sentence([1000, 2000]),
-        f"It is largest at 2,000 tokens: {last.gap:.1f} points (95 % interval of that length by itself "
-        f"{low:.1f} to {high:.1f}; at no length more than {most:.1f}, with 95 %). The mean over "
+        f"It is largest at 2,000 tokens: {last.gap:.1f} points (95 % interval at this length "
+        f"{low:.1f} to {high:.1f}; 95 % bound for all lengths {most:.1f}). The mean over "
         f"the depths is {first.mean:.1f} % at 1,000 tokens and {last.mean:.1f} % at 2,000, of the same 200 examples; "
-        "the model reads 4,000 tokens.",
+        "the model's context is 4,000 tokens.",
     ]
     whole = EffectiveLength(most_gap=20, tokens=2000, low=0, high=2000)
     other = found.model_copy(update={"gap_noise": [50.0, 1.0], "effective": whole})

@@ -12,6 +12,7 @@ from posgap.data.reading import write_examples
 from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl, read_model
+from posgap.foundation.printing import NoteFormatter
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.length_comparison import COMPARED_LENGTHS_FILE, LengthComparison
 from posgap.measurement.lengths import folder_at, read_lengths
@@ -165,7 +166,7 @@ def test_relative_lengths_are_of_the_model_s_context(tmp_path, asked, capsys):
     assert not (tmp_path / "map").exists()
 
 
-def test_models_are_compared_at_one_length(tmp_path, asked):
+def test_models_are_compared_at_one_length(tmp_path, asked, caplog):
     first, other = (
         sweep_model(SweepConfig(out=tmp_path / label, lengths=LENGTHS, **asked | {"label": label}))
         for label in ("a", "b")
@@ -175,7 +176,9 @@ def test_models_are_compared_at_one_length(tmp_path, asked):
     assert written["reference"] == "a" and [each["label"] for each in written["differences"]] == ["b"]
     with pytest.raises(PosgapError, match=f"^{first}: .* {first}/"):
         compare(CompareConfig(sweeps=[first, at_one[0]], out=tmp_path / "refused"))
+    caplog.set_level("INFO", "posgap")
     compared = compare(CompareConfig(sweeps=[first, other], out=tmp_path / "all"))
+    assert any("at each length:\n| length " in NoteFormatter().format(record) for record in caplog.records)
     found = read_model(LengthComparison, compared, COMPARED_LENGTHS_FILE)
     assert [at.length for at in found.lengths] == [f"{tokens} tokens" for tokens in LENGTHS]
     assert found.lengths[1].comparison.model_dump(mode="json") == written

@@ -165,7 +165,7 @@ class RetrievalLog:
         readings = _read_numbers(entries, read)
         ends = {"highest": False, "lowest": True}
         ways = {f"{each.name}:{end}": each._replace(lowest=low) for each in readings for end, low in ends.items()}
-        words = "as the passages come"
+        words = "as listed"
         if self.order not in ("", "listed", *ways):
             raise BadOption(f"{self.name}: order: {self.order!r} is not one of {', '.join(['listed', *ways])}")
         if self.order in ways:
@@ -179,7 +179,7 @@ class RetrievalLog:
         is_open = all(each.against for each in readings)
         by = next((each for each in readings if is_open and each.decides), None)
         if by:
-            words = f"by `{by.name}`; the passages come otherwise in {by.against} questions"
+            words = f"by `{by.name}`; {format_count(by.against, 'question')} listed in another order"
             _sort(entries, by, report)
             readings = [each for each in _read_numbers(entries, read) if each.name in names]
         agreeing = [each for each in readings if not each.against]
@@ -191,7 +191,7 @@ class RetrievalLog:
                 what += f" puts the passages in another order than {than} ({_show_both(entries, each)})"
                 options = [f"--order {way}" for way, reading in ways.items() if reading.name in names]
                 ask(what, "--order listed", *options, where=self.name)
-            words += f"; `{each.name}` {'goes the other way round' if each.against else 'has them so'}"
+            words += f"; `{each.name}` {'runs the other way' if each.against else 'agrees'}"
             if each.kind == "rank" and not by:
                 _sort(entries, each, report)
         return words
@@ -311,13 +311,14 @@ def _describe(read: LogRows, entries: Sequence[LogEntry], order: str, id_name: s
     told = [f"{own} from {' and '.join(names[own])}" for own in fields if own in names]
     told += [f"relevant passages named by `{id_name}`"] if id_name else []
     formats = f" ({', '.join(read.fields.formats)})" if read.fields.formats else ""
-    sizes = [len(entry.unique) for entry in entries]
+    sizes = sorted(len(entry.unique) for entry in entries)
+    span = sizes[0] if sizes[0] == sizes[-1] else f"{sizes[0]} to {sizes[-1]}"
     empty = sum(entry.textless for entry in entries)
     left_out = f"; {empty} without a text are left out" if empty else ""
     return [
         f"{format_count(len(entries), 'question')} of {format_count(read.count, 'row')}{formats}, each {read.layout}",
         ", ".join(told),
-        f"{min(sizes)} to {max(sizes)} passages for each question{left_out}",
+        f"{span} passages for each question{left_out}",
         f"order: {order}",
     ]
 

@@ -77,7 +77,7 @@ def more_examples(verdict: Verdict, candidate: Sweep) -> str:
                 "These faults were counted in this sweep, not estimated: change how you ask; more examples will "
                 "not help."
             )
-        return "More examples would hardly change this: what speaks against the model is certain already."
+        return "More examples would hardly change this: a rule is broken for certain."
     if verdict.outcome == "admitted":
         return ""
     if verdict.needs:

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, write_json
+from posgap.foundation.printing import Lines, printable
 from posgap.foundation.tables import markdown
 from posgap.measurement import statistics
 from posgap.measurement.comparison import Comparison, compare_sweeps, with_distinct_labels
@@ -119,7 +120,7 @@ def write_length_comparison(comparison: LengthComparison, sweeps: Sequence[Sweep
     save_page(page, out / COMPARED_LENGTHS_PAGE)
 
 
-def table_text(comparison: LengthComparison) -> str:
+def table_text(comparison: LengthComparison) -> Lines:
     """Returns the table in Markdown, and what is certainly worse."""
     head, rows = comparison.table()
-    return "\n".join([markdown(head, rows), *comparison.losses()])
+    return Lines("\n".join([markdown(head, rows), *map(printable, comparison.losses())]))

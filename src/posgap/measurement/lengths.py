@@ -104,10 +104,11 @@ class LengthMap(Record):
         most = max(high for _, high in self.gap_ci95)
         return [
             self.effective.sentence(self.tokens),
-            f"It is largest at {self.tokens[worst]:,} tokens: {self.gap[worst]:.1f} points (95 % interval of that "
-            f"length by itself {statistics.ends(self.gap_ci95[worst])}; at no length more than {most:.1f}, with 95 %). "
+            f"It is largest at {self.tokens[worst]:,} tokens: {self.gap[worst]:.1f} points (95 % interval at this "
+            f"length {statistics.ends(self.gap_ci95[worst])}; 95 % bound for all lengths {most:.1f}). "
             f"The mean over the depths is {self.mean[0]:.1f} % at {self.tokens[0]:,} tokens and {self.mean[-1]:.1f} % "
-            f"at {self.tokens[-1]:,}, of the same {self.n_examples} examples; the model reads {self.context:,} tokens.",
+            f"at {self.tokens[-1]:,}, of the same {self.n_examples} examples; the model's context is "
+            f"{self.context:,} tokens.",
         ]
 
 

@@ -194,7 +194,7 @@ class Probe:
             if 2 * hold >= n:
                 said["floor"] += f", but {hold} contain an answer after the scored part; try --metric answer_words"
         if n >= LOOKED_AT and self.right == n:
-            said["ceiling"] = f"all of {n} are right: if it goes on so, only more documents show a curve"
+            said["ceiling"] = f"all of {n} are right: if the rest is too, use more documents"
         return said
 
 

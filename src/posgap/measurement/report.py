@@ -117,7 +117,7 @@ def _describe_baseline(name: str, sweep: Sweep) -> Cell:
     asked = sweep.baselines.get(name)
     if asked is None:
         return Cell(NOTHING)
-    parts = [ends(asked.ci95), f"{asked.over_mean:+.1f} to the mean, {ends(asked.over_mean_ci95, SIGNED)}"]
+    parts = [ends(asked.ci95), f"{asked.over_mean:+.1f} from the mean, {ends(asked.over_mean_ci95, SIGNED)}"]
     if asked.best_over_ci95:
         parts.append(f"best position {asked.best_over:+.1f} to it, {ends(asked.best_over_ci95, SIGNED)}")
     return Cell(f"{asked.accuracy:.1f}", "; ".join(parts))

@@ -61,9 +61,10 @@ class TokenTotals(Record):
     def totals_text(self) -> str:
         """All of it in words."""
         thinking = f", {self.thinking_tokens:,} of them thoughts" if self.thinking_tokens else ""
+        waiting = f", {self.seconds:,.0f} s of waiting for answers" if self.seconds >= 0.5 else ""
         return (
             f"{self.prompt_tokens:,} tokens of {self.prompts:,} prompts and {self.completion_tokens:,} of completions"
-            f"{thinking}, {self.seconds:,.0f} s of waiting for answers"
+            f"{thinking}{waiting}"
         )
 
 

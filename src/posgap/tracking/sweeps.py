@@ -66,7 +66,7 @@ def log_sweep(sweep: Sweep, run: Run, model_id: str = "") -> None:
     for name, baseline in sweep.baselines.items():
         log.log(
             RESULT,
-            "%s, %s: %.1f (%.1f to %.1f), %+.1f to the mean",
+            "%s, %s: %.1f (%.1f to %.1f), %+.1f from the mean over positions",
             sweep.label, name, baseline.accuracy, *baseline.ci95, baseline.over_mean,
         )  # fmt: skip
     for name, category in sweep.by_category.items():

@@ -52,5 +52,5 @@ def _compare_lengths(config: CompareConfig, out: Path, run: Run) -> None:
     for step, at in enumerate(comparison.lengths, start=1):
         for difference in at.comparison.differences:
             run.metrics({"mean_difference": difference.mean, "gap_difference": difference.gap}, step=step)
-    log.log(RESULT, "%s", table_text(comparison))
+    log.log(RESULT, "at each length:\n%s", table_text(comparison))
     run.artifact(out)

@@ -223,5 +223,5 @@ def _say(result: MitigateResult, config: MitigateConfig) -> None:
         if each.name != result.choice:
             log.log(RESULT, "%s", each.verdict_in_words)
     for each in result.helpful_outcomes:
-        log.log(RESULT, "%s is had by:\n%s", each.name, Lines(indent(each.command or each.code.rstrip(), "    ")))
+        log.log(RESULT, "to use %s:\n%s", each.name, Lines(indent(each.command or each.code.rstrip(), "    ")))
     log.log(RESULT, "page: %s", page_address(config.out, MITIGATE_PAGE))
