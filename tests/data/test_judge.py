@@ -36,7 +36,7 @@ def test_a_sweep_of_options_asks_every_rotation_and_says_what_was_chosen(tmp_pat
     some = sweep_model(SweepConfig(**config, positions=["1", "3"], max_unanswered=100, out=tmp_path / "some"))
     assert read_sweep(some).choices is None, "the right item never stands at B"
     page = (swept / "sweep.html").read_text()
-    assert "What is chosen, whatever is right" in page and choices.preference_text in page
+    assert "Which letter the model chooses" in page and choices.preference_text in page
     card = " ".join((swept / "model_card.md").read_text().split())
     assert f"| same item in every order | {choices.consistency:.1f} |" in card
     assert f"| A chosen | {choices.shares[0]:.1f} |" in card

@@ -153,7 +153,7 @@ def test_the_page_the_picture_and_the_run(tmp_path):
     page = (out / "comparison.html").read_text()
     assert not re.search(r'(src|href)="(?!data:)', page)
     assert "<img" not in page and page.count("<svg") == 4 and "Differences to m" in page
-    assert "difference is that of placements chosen on one half of the examples" in page
+    assert "difference compares placements on one half of the examples" in page
     assert all(found["verdict"] in page for found in json.loads((out / "comparison.json").read_text())["differences"])
     assert (out / "comparison.png").read_bytes().startswith(b"\x89PNG")
     manifest = read_manifest(out)

@@ -11,6 +11,7 @@ from report_pages import SINGLE, Reader, sweep_of
 from posgap.generation.served import EndpointIdentity
 from posgap.measurement.comparison import Comparison, Difference
 from posgap.measurement.model_card import model_card
+from posgap.measurement.plots import position_curves
 from posgap.measurement.report import _file, page
 from posgap.measurement.shape import Shape
 from posgap.measurement.summary import summary_text
@@ -154,6 +155,17 @@ def test_figures_come_first_and_then_the_curve():
         ("position gap", "40.0"), ("mean accuracy", "60.0"), ("accuracy at the worst position", "50.0")
     ]  # fmt: skip
     assert cards[2][2] == "at 10; 90.0 at the best, 1"
+
+
+def test_names_of_baselines_stand_above_their_lines():
+    baseline = {"accuracy": 55.0, "ci95": (45, 65), "over_mean": -5.0, "over_mean_ci95": (-11, 1)}
+    baseline |= {"best_over": 30.0, "best_over_ci95": (20, 40), "outcomes": {"answered": 50}}
+    figure = position_curves([Sweep.model_validate(SINGLE.model_dump() | {"baselines": {"as-retrieved": baseline}})])
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    (name,) = axes.texts
+    _, line = axes.transData.transform((1, 55.0))
+    assert name.get_window_extent().y0 > line
 
 
 @pytest.mark.skipif(not program(), reason="there is no Chromium here")

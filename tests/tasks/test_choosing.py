@@ -188,7 +188,7 @@ def test_a_preference_is_measured_whatever_is_right_and_said_in_words():
     assert (choices.shares, choices.none, choices.consistency) == ([25, 0, 50, 0], 25, 0)
     assert (choices.slots[choices.favourite], choices.preference) == ("C", 50 - 75 / 4)
     assert choices.preference_text.startswith(
-        "C is chosen most often, in 50.0 % (43.4 to 56.6) of the prompts, where 25.0 %"
+        "C is chosen most often, in 50.0 % (43.4 to 56.6) of the prompts; without a preference it would be 25.0 %."
     )
     assert choices.preference_text.endswith("25.0 % of the responses name no item.")
 

@@ -43,9 +43,9 @@ class OptionBias(Record):
         """The figures in words."""
         said = (
             f"{self.slots[self.favourite]} is chosen most often, in {self.shares[self.favourite]:.1f} % "
-            f"({ends(self.shares_ci95[self.favourite])}) of the prompts, where {100 / len(self.slots):.1f} % would be "
-            f"even; the same item is chosen in every order in {self.consistency:.1f} % ({ends(self.consistency_ci95)}) "
-            "of the examples"
+            f"({ends(self.shares_ci95[self.favourite])}) of the prompts; without a preference it would be "
+            f"{100 / len(self.slots):.1f} %. The same item is chosen in every order in {self.consistency:.1f} % "
+            f"({ends(self.consistency_ci95)}) of the examples"
         )
         return said + (f"; {self.none:.1f} % of the responses name no item." if self.none else ".")
 

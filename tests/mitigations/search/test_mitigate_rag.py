@@ -79,7 +79,7 @@ def test_gains_are_paired_with_the_retriever_s_order_and_come_with_code(config, 
 
     page = (out / "mitigate.html").read_text()
     assert "Mitigations of m: task rag, 32 questions" in page and "gain over as retrieved, points" in page
-    assert "The change of gap is that of placements chosen on one half of the examples" in page
+    assert "The change of gap compares placements on one half of the examples" in page
     assert first.question in page and "def reorder(passages)" in page and page.count("by construction") == 3
     base, reordered = (Evidence(out / "sweeps" / name) for name in ("base", "reordering"))
     assert base.baselines["as-retrieved"].scores.mean() == pytest.approx(accuracy / 100)
