@@ -109,7 +109,7 @@ def test_as_many_whole_documents_as_fit_at_every_depth(build, length, depths, or
 
 def test_thoughts_and_answer_have_room_within_the_length(build):
     build.order = PromptOrder()
-    thinking = PromptBuilder(TASKS["qa"], build.tokenizer, 5000, 7, max_thinking_tokens=400)
+    thinking = PromptBuilder(TASKS["qa"], build.tokenizer, 5000, 7).with_attributes(max_thinking_tokens=400)
     (at_length,), (shorter,) = filled(thinking, [1700], EXAMPLES), filled(build, [1300], EXAMPLES)
     for placement in shorter.fill.placements:
         assert at_length(EXAMPLES[1], placement) == shorter(EXAMPLES[1], placement)

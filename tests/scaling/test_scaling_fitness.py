@@ -98,7 +98,7 @@ def test_the_right_response_ends_with_its_answer_or_whole_with_the_end_token(tok
     assert right_response(builder, example, placement, "em") == [value, tokenizer.eos_token_id]
     for metric in ("sub_em", "litm"):
         assert right_response(builder, example, placement, metric) == [value]
-    of_base = PromptBuilder(TASKS["kv"], tokenizer, 512, 4, stop=("\n",))  # which goes on in another line
+    of_base = PromptBuilder(TASKS["kv"], tokenizer, 512, 4).with_attributes(stop=("\n",))  # goes on in another line
     assert right_response(of_base, example, placement, "em") == [value]
     two_answers = example.model_copy(update={"answers": ["d", "e"]})
     assert one_right_response(builder, [example], "em")

@@ -315,9 +315,7 @@ class DecidingEdits:
         For each kind (`_kind`) it draws the first rows, as many as the kind's `_share` requires. If fewer than `LEAST`
         of these are right, as many more rows are drawn as are missing, right ones first.
         """
-        wanted = Counter[tuple[int, bool, bool]]()
-        for row in rows:
-            wanted[self._kind(row)] += 1
+        wanted = Counter(map(self._kind, rows))
         for kind, count in wanted.items():
             wanted[kind] = math.ceil(count * self._share(kind))
         drawn = list[Prediction]()

@@ -112,11 +112,11 @@ class PromptMitigator:
 
         for index, at, completion in generator.generate(list_prompts(), sampling):
             for part in under_way[index][at]:
-                part.question.completions[part.variant] = completion
-                count = len(part.question.asked.prompts)
-                if len(part.question.completions) == count:
-                    completions = [part.question.completions[variant] for variant in range(count)]
-                    yield index, part.number, self.reduce(part.question.asked, completions)
+                part.completions[part.variant] = completion
+                count = len(part.asked.prompts)
+                if len(part.completions) == count:
+                    completions = [part.completions[variant] for variant in range(count)]
+                    yield index, part.number, self.reduce(part.asked, completions)
 
     def _share_prompts(self, group: Sequence[Question], is_greedy: bool) -> tuple[list[Prompt], list[list["_Part"]]]:
         """Returns the prompts of these questions, each once if it would be answered alike (`is_greedy`), and for each
@@ -124,12 +124,13 @@ class PromptMitigator:
         parts: dict[Any, list[_Part]] = {}
         prompts = []
         for number, question in enumerate(group):
-            pending = _PendingQuestion(self.build_variants(question), {})
-            for variant, prompt in enumerate(pending.asked.prompts):
+            asked = self.build_variants(question)
+            completions: dict[int, Completion] = {}
+            for variant, prompt in enumerate(asked.prompts):
                 key = (prompt.text, prompt.sample) if is_greedy else (number, variant)
                 if key not in parts:
                     prompts.append(prompt)
-                parts.setdefault(key, []).append(_Part(pending, number, variant))
+                parts.setdefault(key, []).append(_Part(asked, completions, number, variant))
         return prompts, list(parts.values())
 
     def reduce(self, asked: PromptVariants, completions: Sequence[Completion]) -> Completion:
@@ -166,17 +167,12 @@ class PromptMitigator:
         return completion._replace(text=task.target.format(answer=name), token_ids=[])
 
 
-class _PendingQuestion(NamedTuple):
-    """A question whose prompts are being answered, and the completions so far, by the prompts' numbers."""
+class _Part(NamedTuple):
+    """The role of a prompt: a variant of the question with this number in its group. All parts of a question share its
+    completions so far, by the variants' numbers."""
 
     asked: PromptVariants
     completions: dict[int, Completion]
-
-
-class _Part(NamedTuple):
-    """The role of a prompt: a variant of the question with this number in its group."""
-
-    question: _PendingQuestion
     number: int
     variant: int
 

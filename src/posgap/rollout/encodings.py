@@ -33,7 +33,8 @@ def rotation_scores(distances: np.ndarray, angles: Sequence[float] | np.ndarray,
     Lemma 4.6's score, in general appendix I's (Wu et al. 2025), for an angle of 0 between the two.
     """
     distances = np.asarray(distances, dtype=float)
-    return strength * sum(np.cos(distances * base) for base in angles) / len(angles)
+    total = sum((np.cos(distances * base) for base in angles), start=np.zeros_like(distances))
+    return strength * total / len(angles)
 
 
 def require_lambdas(lambdas: Sequence[float] | np.ndarray) -> np.ndarray:

@@ -149,8 +149,6 @@ class PromptBuilder(TextPromptBuilder):
         max_new_tokens: int,
         order: PromptOrder = AS_GIVEN,
         framing: Framing = PLAIN,
-        stop: tuple[str, ...] = (),
-        max_thinking_tokens: int = 0,
     ):
         own = tokenizer.get_chat_template() if tokenizer.chat_template else ""
         source = framing.template or own
@@ -159,7 +157,7 @@ class PromptBuilder(TextPromptBuilder):
             names = ", ".join(framing.shown_settings())
             raise PosgapError(f"{names}: the model has no chat template to take it; give one with --template")
         template = digest_of(source) if source else ""
-        super().__init__(task, max_new_tokens, order, template, framing, stop, max_thinking_tokens, chat=chat)
+        super().__init__(task, max_new_tokens, order, template, framing, chat=chat)
         self.tokenizer = tokenizer
         self.context = context
         self.special = special_tokens(tokenizer)

@@ -92,11 +92,8 @@ def rolled_back(model: RegisteredModel) -> dict[str, str]:
 
 def ended_by(model: RegisteredModel, version: str) -> str:
     """The tag that records the last end of a version's reign; empty if it has none."""
-    ended = ""
-    for tag, change in _changes_by_tag(model).items():
-        if str(change.get("before", "")) == version:
-            ended = tag
-    return ended
+    ends = [tag for tag, change in _changes_by_tag(model).items() if str(change.get("before", "")) == version]
+    return ends[-1] if ends else ""
 
 
 def set_champion(lease: Lease, version: str, why: str, previous: str = "", run: str = "") -> Change:

@@ -232,8 +232,7 @@ class Lease:
     def _flags(self) -> list[str]:
         """The flags of other processes that are not known to be dead; flags of dead processes are removed."""
         tags = self._fetch_model().tags
-        flags = {flag: value for flag, value in tags.items() if flag.startswith(FLAG)}
-        flags = {flag: value for flag, value in flags.items() if not self._is_own(flag)}
+        flags = {flag: value for flag, value in tags.items() if flag.startswith(FLAG) and not self._is_own(flag)}
         before = self._others
         self._others = {}
         for flag, value in flags.items():

@@ -1,7 +1,6 @@
 """apply: writes a model folder that loads with a mitigation applied."""
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,7 +50,7 @@ def apply(config: ApplyConfig, out: Path, run: Run) -> None:
     digest = config.digest("model") or commit_on_hub(config.model) or ""
     chosen = Chosen(config.mitigation, config.mitigation_settings, config.model, digest, [])
     if config.found:
-        chosen = _reader(config.found)(config.found, config)
+        chosen = _read_found(config.found, config)
     name = chosen.name
     if chosen.model_digest != digest:
         raise PosgapError(
@@ -85,12 +84,13 @@ def apply(config: ApplyConfig, out: Path, run: Run) -> None:
         log.log(RESULT, "%s applied with %s", name, applied.settings)
 
 
-def _reader(found: Path) -> Callable[[Path, ApplyConfig], Chosen]:
-    """Returns what reads a folder, by the file in it."""
-    for name, reader in _READERS.items():
+def _read_found(found: Path, config: ApplyConfig) -> Chosen:
+    """Returns what a folder has, by the file in it."""
+    readers = {MITIGATE_FILE: _from_mitigate, SCALING_FILE: _from_search}
+    for name, read in readers.items():
         if found.name == name or (found / name).is_file():
-            return reader
-    raise PosgapError(f"{found}: has no {' or '.join(_READERS)}; give a folder from `mitigate` or `scale search`")
+            return read(found, config)
+    raise PosgapError(f"{found}: has no {' or '.join(readers)}; give a folder from `mitigate` or `scale search`")
 
 
 def _from_mitigate(found: Path, config: ApplyConfig) -> Chosen:
@@ -108,9 +108,6 @@ def _from_search(found: Path, config: ApplyConfig) -> Chosen:
     check_factors(scaling.factors, text_config.num_hidden_layers, config.model)
     settings = {"factors": scaling.factors}
     return Chosen(LPES.name, settings, scaling.model, scaling.model_digest, scaling.example_contents, scaling)
-
-
-_READERS = {MITIGATE_FILE: _from_mitigate, SCALING_FILE: _from_search}
 
 
 @torch.inference_mode()

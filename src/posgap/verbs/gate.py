@@ -39,13 +39,12 @@ def gate(config: GateConfig) -> None:
     """`posgap gate`: judges as `judge_and_write` does, and on more examples while the policy of the name gives them;
     raises `Rejected`, or asks for more examples, if the verdict does."""
     asked = config
-    verdict = read_verdict(fetch_location(judge_and_write(config)))
     for look in count(2):
+        verdict = read_verdict(fetch_location(judge_and_write(config)))
         more = take_another_look(config, verdict, look)
         if more is None:
             break
         config = more
-        verdict = read_verdict(fetch_location(judge_and_write(config)))
     if config is not asked:
         log.log(RESULT, "the verdict is on %s: promote with --sweep %s", config.candidate, config.candidate)
     if not verdict.passed:

@@ -26,13 +26,10 @@ def rollout_experiment(config: RolloutExperimentConfig, out: Path, run: Run) -> 
     if config.iterations:
         training = dataclasses.replace(training, iterations=config.iterations)
     seeds = range(config.seed, config.seed + chosen.seeds)
-    names = []
-    trials = []
-    for name, design in chosen.designs.items():
-        names += [name] * chosen.seeds
-        trials += [Trial(design, chosen.sizes, seed) for seed in seeds]
+    named = [(name, Trial(design, chosen.sizes, seed)) for name, design in chosen.designs.items() for seed in seeds]
+    results = run_trials([trial for _, trial in named], training, work_folder(config.out))
     rows = []
-    for name, trial, result in zip(names, trials, run_trials(trials, training, work_folder(config.out))):
+    for (name, trial), result in zip(named, results):
         rows.append({"name": name, **dataclasses.asdict(trial), **result, **nulls(trial)})
     summary = summarize(rows)
     write_json(

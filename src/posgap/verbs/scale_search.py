@@ -25,7 +25,6 @@ from posgap.scaling.search import STATES, Backend, FactorSearch, FoundFactors
 from posgap.tasks.content import content_keys, refuse_shared
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, swept_placements
-from posgap.tasks.prompts import PromptBuilder
 from posgap.tracking.runs import Run
 from posgap.verbs.frame import stage
 
@@ -41,15 +40,14 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     """
     examples, aside = _split_examples(config)
     placements = swept_placements(config.n_docs, 1, config.positions)
-    answering = Answering(config, builder_of(config.model, config.wording(), config.limits()))
-    search = _open_search(answering, examples, aside, placements)
+    search = _open_search(config, examples, aside, placements)
     searched_on = _describe_questions(config, search, examples, placements)
     found = _find_factors(config, search, searched_on, run)
     scaling = Scaling(
         model=with_uris(config.model),
         objective=config.objective,
         weights="middle" if config.objective == "mean" else "uniform",
-        settings=answering.config.parameter_values(),  # with the backend that it chose
+        settings=config.parameter_values() | {"backend": search.backend},
         **searched_on,
         **_figures(search, found),
         **_gain_aside(search, found, aside),
@@ -60,39 +58,28 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     run.artifact(out)
 
 
-class Answering:
-    """A search's options for answering. Its backend is chosen once it is known whether answers are forced, as forcing
-    needs no other backend."""
-
-    def __init__(self, config: ScaleSearchConfig, builder: PromptBuilder):
-        self.config = config
-        self.builder = builder
-
-    def choose_backend(self) -> Backend:
-        """Chooses the backend, which `config` then names."""
-        self.config = self.config.resolve_backend()
-        if BACKENDS[self.config.backend].in_memory:
-            return Backend(self.config.backend, None)
-        return Backend(self.config.backend, lambda: open_generator(self.config.access(), self.builder))
-
-
 def _open_search(
-    answering: Answering,
+    config: ScaleSearchConfig,
     examples: Sequence[AnyExample],
     aside: Sequence[AnyExample],
     placements: Sequence[Placement],
 ) -> FactorSearch:
-    config = answering.config
-    builder = answering.builder
+    builder = builder_of(config.model, config.wording(), config.limits())
     if builder.task.n_gold != 1:
         raise BadOption(f"task {config.task}: has two gold documents; search on a task with one gold document")
+
+    def choose_backend() -> Backend:  # once it is known whether answers are forced, which needs no other backend
+        chosen = config.resolve_backend()
+        in_memory = BACKENDS[chosen.backend].in_memory
+        return Backend(chosen.backend, None if in_memory else lambda: open_generator(chosen.access(), builder))
+
     return FactorSearch(
         config.search_settings(),
         builder,
         examples,
         placements,
         load=lambda: load_model(config.model, config.dtype),
-        choose_backend=answering.choose_backend,
+        choose_backend=choose_backend,
         aside=aside,
     )
 

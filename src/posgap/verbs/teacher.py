@@ -175,9 +175,7 @@ def _record(summary: Mapping[str, float], placements: Sequence[Placement], outco
     asked = summary["examples"] * len(placements)
     log.log(RESULT, "%d of %d responses at %s are correct", summary["correct"], asked, _in_words(placements))
     if len(placements) > 1:
-        kept = summary["examples_kept"]
-        examples = summary["examples"]
-        log.log(RESULT, "%d of %d examples have a response to learn", kept, examples)
+        log.log(RESULT, "%d of %d examples have a response to learn", summary["examples_kept"], summary["examples"])
     if outcomes.n_unanswered:
         prompts = format_count(outcomes.n_unanswered, "prompt")
         log.info("%s not answered, and left out: %s", prompts, outcomes.kinds_text)
