@@ -106,9 +106,5 @@ def failed_steps(run: kfp_server_api.V2beta1Run, compiled: CompiledYaml) -> list
     tasks = (run.run_details.task_details or []) if run.run_details else []
     failed = [t for t in tasks if t.state == "FAILED"]
     failed.sort(key=lambda task: task.end_time or datetime.max.replace(tzinfo=UTC))
-    names = dict[str, None]()
-    for task in failed:
-        name = steps.get((task.display_name or "").removesuffix("-driver"))
-        if name:
-            names[name] = None
-    return list(names)
+    names = [steps.get((task.display_name or "").removesuffix("-driver")) for task in failed]
+    return list(dict.fromkeys(filter(None, names)))
