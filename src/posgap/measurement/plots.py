@@ -29,9 +29,16 @@ def position_curves(sweeps: Sequence[Sweep]) -> Figure:
         # Labels stand side by side, since baselines may be as good as each other.
         for at, (name, baseline) in enumerate(sweep.baselines.items()):
             axes.axhline(baseline.accuracy, color=color, linestyle=":", linewidth=1)
-            place = {"xy": (0.99 - 0.11 * at, baseline.accuracy), "xycoords": axes.get_yaxis_transform()}
-            above = {"xytext": (0, 2), "textcoords": "offset points", "ha": "right"}
-            axes.annotate(name, **place, **above, fontsize=7, color=color)
+            axes.annotate(
+                name,
+                xy=(0.99 - 0.11 * at, baseline.accuracy),
+                xycoords=axes.get_yaxis_transform(),
+                xytext=(0, 2),
+                textcoords="offset points",
+                ha="right",
+                fontsize=7,
+                color=color,
+            )
     n_docs = max(sweep.n_docs for sweep in sweeps)
     axes.set(
         xlabel=f"position of the gold document among {n_docs}",
