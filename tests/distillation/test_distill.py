@@ -319,7 +319,7 @@ def test_that_deepspeed_begins_with_rounded_weights_is_said(mixed, deepspeed, st
 def test_a_rate_that_can_hardly_move_the_model_is_told_before_training(config, caplog):
     distill(config.model_copy(update={"epochs": 1, "learning_rate": 1e-7, "method": "seqkd"}))
     (line,) = [line for line in caplog.messages if line.startswith("2 updates move a weight by at most 1.5e-07")]
-    assert "change no weight that is stored in bfloat16 to the nearest number" in line
+    assert "these updates are too small for weights in bfloat16" in line
     caplog.clear()
     distill(config.model_copy(update={"epochs": 1, "learning_rate": 0.1, "out": config.out.with_name("quick")}))
     assert not any("move a weight" in line for line in caplog.messages)

@@ -145,8 +145,8 @@ def test_figures_of_a_plan_follow_from_what_is_trained(config, made_up, capsys, 
         "writing the model takes 4.4 GB of main memory",
         "learning rate 1e-05: 32 updates move a weight by at most 0.00017, 0.83 % of a typical one, or 1.4 steps of "
         "bfloat16; a layer's output by at most 0.14 times what the paper's run can",
-        "that is less than the paper's run can; of SmolLM2-135M 19 updates at 3e-5 (0.8 times it) moved the loss and "
-        "no answer: take more examples or epochs, or a higher --learning-rate",
+        "these updates are too few or too small to change answers: give more examples or epochs, or a higher "
+        "--learning-rate",
     ]
     # Adam's first update is by the rate itself; 32 of them fall linearly to nothing.
     assert plan["movement"]["reach"] == pytest.approx(1e-5 * 33 / 2)
@@ -233,7 +233,7 @@ def test_a_rate_that_cannot_move_the_model_is_told_before_it_trains():
     assert papers.of_the_paper == pytest.approx(1) and papers.bfloat16_steps == pytest.approx(1.425e-4 * 2**13)
     seen = Movement.estimate(LlamaConfig(hidden_size=576, initializer_range=0.02), 19, Schedule(3e-5).reach(19))
     assert seen.reach == pytest.approx(3e-4) and seen.of_the_paper == pytest.approx(0.79, abs=0.01)
-    assert "moved the loss and no answer" in seen.warning()
+    assert "too few or too small to change answers" in seen.warning()
     assert not Movement(94, 1e-3, 0.02, 576).warning()
     assert "stored in bfloat16 to the nearest number" in Movement(1, 3e-5, 0.02, 4096).warning()
 

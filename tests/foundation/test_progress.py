@@ -40,6 +40,10 @@ def test_a_line_has_the_rate_and_the_time_left(caplog, clock):
     ]
 
 
+def test_a_high_rate_is_a_whole_number(caplog, clock):
+    assert lines(caplog, clock, total=4000, seconds_each=1 / 1510, count=4000)[-1].endswith(", 1,510 a second")
+
+
 def test_what_takes_long_is_said_in_seconds_each_and_hours(caplog, clock):
     assert lines(caplog, clock, total=101, seconds_each=40, count=2) == [
         "work: 1 of 101 in 00:40",

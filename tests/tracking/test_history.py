@@ -143,7 +143,7 @@ def test_what_needs_approval_waits_as_challenger(tmp_path, base, model_folder, c
     promoted("one", approval=False)
     assert promoted("two", approval=True)["alias"] == "challenger"
     assert aliases() == {"champion": "1", "challenger": "2"}
-    assert "version 3: has not the alias `challenger` (version 2 has)" in fails(capsys, "approve", "tiny", "3")
+    assert "version 3: is not the challenger (version 2 is)" in fails(capsys, "approve", "tiny", "3")
     for _ in range(2):  # twice is as good
         assert run(capsys, "approve", "tiny", "2")[0] == 0
         assert aliases() == {"champion": "2", "previous": "1"}

@@ -62,25 +62,30 @@ class Movement(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.updates} updates move a weight by at most {self.reach:.2g}, {100 * self.of_a_weight:.2g} % of a "
-            f"typical one, or {self.bfloat16_steps:.2g} steps of bfloat16; a layer's output by at most "
-            f"{self.of_the_paper:.2g} times what the paper's run can"
+            f"{self.updates} updates move a weight by at most {_rounded(self.reach)}, "
+            f"{_rounded(100 * self.of_a_weight)} % of a typical one, or {_rounded(self.bfloat16_steps)} steps of "
+            f"bfloat16; a layer's output by at most {_rounded(self.of_the_paper)} times what the paper's run can"
         )
 
     def warning(self) -> str:
         """Returns a line if that is too little to expect anything; else empty."""
         if self.bfloat16_steps < 0.5:
             return (
-                "so few updates at such a rate change no weight that is stored in bfloat16 to the nearest number; take "
-                "more examples or epochs, or a higher --learning-rate"
+                "these updates are too small for weights in bfloat16: give more examples or epochs, or a higher "
+                "--learning-rate"
             )
         if self.of_the_paper < 1:
             return (
-                "that is less than the paper's run can; of SmolLM2-135M 19 updates at 3e-5 (0.8 times it) moved the "
-                "loss and no answer: take more examples or epochs, or a higher --learning-rate"
+                "these updates are too few or too small to change answers: give more examples or epochs, or a higher "
+                "--learning-rate"
             )
         return ""
 
     def is_wasted(self) -> bool:
         """Returns whether the run is long, yet can move the model by less than half as much as the paper's run."""
         return self.updates >= _MANY_UPDATES and self.of_the_paper < 0.5
+
+
+def _rounded(number: float) -> str:
+    """Returns two digits that count, like "0.14" or "280"."""
+    return f"{float(f'{number:.2g}'):,g}"

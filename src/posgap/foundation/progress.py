@@ -65,7 +65,8 @@ def _so_far(done: float, total: float, seconds: float, rate: float) -> str:
     """Like "120 of 400 in 00:30, 4 a second, about 01:10 left"; `total` and `rate` are 0 if unknown."""
     parts = [f"{int(done)}{f' of {int(total)}' if total else ''} in {tqdm.format_interval(seconds)}"]
     if rate:
-        parts.append(f"{rate:.3g} a second" if rate >= 1 else f"{1 / rate:.3g} s each")
+        per_second = f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+        parts.append(f"{per_second} a second" if rate >= 1 else f"{1 / rate:.3g} s each")
         if total > done:
             parts.append(f"about {tqdm.format_interval((total - done) / rate)} left")
     return ", ".join(parts)

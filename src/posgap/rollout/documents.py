@@ -172,7 +172,7 @@ def documents_text(documents: Mapping[str, Any], measure: str = "rollout") -> st
     shape = f"; by position the documents' shares are {measured['shape']}" if "shape" in measured else ""
     tested = f" ({p_value(measured['flatness_p'])} if position has no effect)" if shape else ""
     return (
-        f"of the {measure}: {said}{shape}{tested}; among documents the gold one draws from {100 * gold[least]:.1f} % "
-        f"(at position {positions[least]}) to {100 * gold[most]:.1f} % (at {positions[most]}); an even share would be "
-        f"{100 / documents['n_docs']:.1f} %"
+        f"of the {measure}: {said}{shape}{tested}; of what all documents draw, the gold one draws "
+        f"{100 * gold[least]:.1f} % (at position {positions[least]}) to {100 * gold[most]:.1f} % "
+        f"(at {positions[most]}), against an even {100 / documents['n_docs']:.1f} %"
     )

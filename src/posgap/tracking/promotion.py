@@ -143,8 +143,8 @@ def approve_challenger(name: str, version: str) -> None:
         if champion == version and _approver(name, version):
             return
         if challenger != version:
-            there = f"version {challenger} has" if challenger else "no version has"
-            raise PosgapError(f"{name} version {version}: has not the alias `{CHALLENGER}` ({there}); promote it first")
+            there = f"version {challenger} is" if challenger else "there is none"
+            raise PosgapError(f"{name} version {version}: is not the {CHALLENGER} ({there}); promote it first")
         if not is_judged_here(get_version(name, version)):
             raise PosgapError(f"{name} version {version}: was not judged for {name}; gate it with --name {name}")
         _require_not_rolled_back(lease, version)

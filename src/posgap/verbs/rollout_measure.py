@@ -91,7 +91,8 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     save_picture(drawn, out / "influence.png")
     run.tags({"posgap.label": result.label})
     run.artifact(out)
-    log.log(RESULT, "%s: %s", label, result.summary)
+    for finding in result.summary.split("; "):
+        log.log(RESULT, "%s: %s", label, finding)
 
 
 def _measure(model: PreTrainedModel, sequences: Sequences, label: str) -> tuple[MeasuredInfluence, dict[str, Any]]:
