@@ -235,7 +235,7 @@ def test_a_rate_that_cannot_move_the_model_is_told_before_it_trains():
     assert seen.reach == pytest.approx(3e-4) and seen.of_the_paper == pytest.approx(0.79, abs=0.01)
     assert "too few or too small to change answers" in seen.warning()
     assert not Movement(94, 1e-3, 0.02, 576).warning()
-    assert "stored in bfloat16 to the nearest number" in Movement(1, 3e-5, 0.02, 4096).warning()
+    assert "too small for weights in bfloat16" in Movement(1, 3e-5, 0.02, 4096).warning()
 
 
 def test_the_default_rate_is_the_papers_at_its_size_and_higher_below():
