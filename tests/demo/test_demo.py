@@ -66,6 +66,15 @@ def test_the_gap_is_large_and_then_small(demo):
     assert candidate["accuracy"][best] >= base["accuracy"][best] - 3
 
 
+def test_nothing_is_lost_at_other_lengths(demo):
+    """Trained at 20 records alone, the champion lost 28 points at position 1 of 40."""
+    lengths = read_json(demo.out / "comparison-lengths.json")["lengths"]
+    assert [each["length"] for each in lengths] == ["10 records", "20 records", "30 records", "40 records"]
+    for each in lengths:
+        (difference,) = each["comparison"]["differences"]
+        assert not difference["worse"] and difference["mean"] > 0
+
+
 def test_the_summary_is_what_the_sweeps_say(demo):
     for key, folder in (("base", "merge_base"), ("candidate", "merge_candidate")):
         accuracy = 100 * Evidence(demo.steps[folder]).correct.mean(axis=0)

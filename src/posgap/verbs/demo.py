@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 SHOWN = ("summary.json", "curves.png", "curves.html", COMPARED_LENGTHS_FILE, COMPARED_LENGTHS_PAGE)
 CANDIDATE = "Pos2Distill-R1"
 EXAMPLES_ELSEWHERE = 40  # asked at each of three positions of prompts of other lengths
-QUERIES_PER_LINE = 10  # training questions made of one line of the data file
+QUERIES_PER_LINE = 30  # training questions made of one line of the data file; 10 are too few for several lengths
 
 
 @resumable()
@@ -138,7 +138,7 @@ def make_examples(config: DemoConfig, work: Path) -> tuple[Path, Path]:
     if not source.is_file():
         raise PosgapError(f"{source}: no such file")
     version = files.digest_path(source)[:8]
-    lines, last = (8, 24) if config.smoke else (100, 0)  # training lines; the evaluation's last line (0: all)
+    lines, last = (3, 19) if config.smoke else (100, 0)  # training lines; the evaluation's last line (0: all)
     digits = {"key_digits": tiny_model.KEY_DIGITS, "value_digits": tiny_model.VALUE_DIGITS}
     train = work / f"train-{version}.jsonl.gz"
     numbered = read_litm_kv(source, queries=QUERIES_PER_LINE, seed=config.seed, **digits)
