@@ -32,7 +32,7 @@ from posgap.distillation import training_state
 from posgap.distillation.processes import gather, meet, rank_and_world
 from posgap.distillation.training_state import KINDS, State
 from posgap.foundation import files
-from posgap.foundation.errors import PosgapError, Unreadable
+from posgap.foundation.errors import PosgapError, Unreadable, first_line
 from posgap.foundation.launch import first_of_its_node
 from posgap.storage import manifests
 from posgap.storage.folders import ResumableFolder
@@ -312,7 +312,7 @@ def _first_reason(error: BaseException) -> str:
     """Returns the first error in a line; torch has them by process."""
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
-    return str(error).splitlines()[0]
+    return first_line(error)
 
 
 def _random_states() -> dict:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import PosgapError, first_line
 from posgap.foundation.heavy_types import PeftModel
 
 ALPHA = 16  # the adapters' product is multiplied by it, over their rank
@@ -40,7 +40,7 @@ def add_adapters(model: PreTrainedModel, rank: int) -> PeftModel:
             warnings.simplefilter("ignore")  # of transposed layers (GPT-2's), which it notices by itself
             return get_peft_model(model, options)  # type: ignore[return-value]  # not of several adapters mixed
     except ValueError as error:
-        reason = str(error).splitlines()[0].partition(". ")[0]
+        reason = first_line(error).partition(". ")[0]
         raise PosgapError(
             f"lora_rank: peft cannot adapt {type(model).__name__}: {reason}; train all parameters"
         ) from None

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
-from posgap.foundation.errors import OfAll, PosgapError, ProcessFailure
+from posgap.foundation.errors import OfAll, PosgapError, ProcessFailure, first_line
 
 T = TypeVar("T")
 _calls = itertools.count()
@@ -71,7 +71,7 @@ def gather_from_all(work: Callable[[], T]) -> list[T]:
         if rank == 0:  # which may hold the board, and end now
             _wait_until(lambda: board.add(f"{call}/read", 0) == world)
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise ProcessFailure(f"the launch's first process cannot be reached ({reason}); see its error") from None
     for each in answers:
         if "error" in each:

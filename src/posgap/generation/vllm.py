@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from posgap.foundation.errors import MissingPackage, PosgapError
+from posgap.foundation.errors import MissingPackage, PosgapError, first_line
 from posgap.generation.batching import Group, reading_order
 from posgap.generation.endings import ResponseStream
 from posgap.generation.generator import Completion, Sampling
@@ -67,7 +67,7 @@ class VLLMGenerator:
                 **more,
             )
         except (OSError, ValueError, RuntimeError) as error:
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             raise PosgapError(f"{model}: vLLM cannot serve this model: {reason}; --backend transformers may") from None
         # Python waits at its end for vLLM's process, perhaps before vLLM itself ends it.
         atexit.register(self.llm.llm_engine.engine_core.shutdown)
@@ -137,7 +137,7 @@ class VLLMGenerator:
         try:
             outputs = self.llm.generate(asked, parameters, use_tqdm=False)
         except VLLMClientError as error:  # a prompt that its memory does not hold
-            raise PosgapError(f"backend vllm: {str(error).splitlines()[0]} Or take --backend transformers.") from None
+            raise PosgapError(f"backend vllm: {first_line(error)} Or take --backend transformers.") from None
         for prompt, output in zip(prompts, outputs, strict=True):
             answer = output.outputs[0]
             stopped = isinstance(answer.stop_reason, str)

@@ -344,7 +344,7 @@ def require_finite_files(folder: Path) -> None:
             with safe_open(file, framework="pt") as tensors:
                 _require_finite(str(file), ((name, tensors.get_tensor(name)) for name in tensors.keys()))  # noqa: SIM118
         except (OSError, SafetensorError) as error:
-            raise BadModel(f"{file}: cannot be read: {str(error).splitlines()[0]}") from None
+            raise BadModel(f"{file}: cannot be read: {first_line(error)}") from None
 
 
 def _require_finite(where: str, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
