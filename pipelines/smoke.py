@@ -7,11 +7,9 @@ from posgap.pipelines.mitigation import mitigation
 pipeline: Any = mitigation
 
 # A model of 100,000 parameters needs a higher learning rate and more epochs than one of seven billion, and at that rate
-# a larger weight of the anchoring loss. Trained at one length it forgets longer prompts, so half of its prompts are
-# twice as long. The gate's rules are the usual ones.
+# a larger weight of the anchoring loss. The gate's rules are the usual ones.
 OVERRIDES = {
     "max_new_tokens": 4,
-    "mix_docs": [40],
     "anchoring": 5.0,
     "epochs": 5,
     "batch_size": 80,

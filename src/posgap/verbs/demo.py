@@ -65,7 +65,9 @@ def _demo(config: DemoConfig, output: RunFolder) -> None:
     track_at(f"sqlite:///{out}/mlflow.db")
     # Results are reused only while the code that made them is unchanged.
     work = out / f"{'smoke' if config.smoke else 'seed'}-{config.seed}-{_code_digest()[:8]}"
-    parameters = smoke.PARAMETERS | (smoke.SMALLEST if config.smoke else {})
+    # Trained at one length the model forgets longer prompts, so half of its prompts are twice as long.
+    at_two_lengths = {"settings": smoke.OVERRIDES | {"mix_docs": [2 * smoke.PARAMETERS["n_docs"]]}}
+    parameters = smoke.PARAMETERS | (smoke.SMALLEST if config.smoke else at_two_lengths)
     data_train, data_eval = make_examples(config, work)
     recipe = tiny_model.QUICK if config.smoke else tiny_model.STANDARD
     model, seconds = tiny_model.base_model(work, config.seed, recipe)
