@@ -21,5 +21,5 @@ def public_file(name: str) -> Path:
 
 def but_for_seconds(file: Path) -> bytes:
     """What a file holds, without what differs between runs: a sweep's seconds, an endpoint's pace, a verdict's time."""
-    differing = rb'"seconds": [\d.]+|[\d,]+ s of waiting|"pace": \{[^}]*\}|"judged_at": "[^"]+"'
+    differing = rb'"seconds": [\d.]+|, [\d,]+ s of waiting for answers|"pace": \{[^}]*\}|"judged_at": "[^"]+"'
     return re.sub(differing, b"", file.read_bytes())
