@@ -57,7 +57,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     if measured.documents is not None:
         documents, shares = summarize_documents(sequences.asked, measured.influence, measured.documents, config.seed)
     agreement = measure_agreement(shares or influence, "documents" if shares else "tokens", config.seed)
-    preamble = _preamble(config, model, builder, positions)
+    findings = list(_findings(_preamble(config, model, builder, positions), measured, documents, agreement))
     statistics = measured.statistics
     result = Measurement(
         label=label,
@@ -78,7 +78,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
         agreement=agreement,
         documents=documents,
         sweep=swept,
-        summary="; ".join(_findings(preamble, measured, documents, agreement)),
+        summary="; ".join(findings),
         settings=config.parameter_values(),
     )
     write_json(out / MEASUREMENT_FILE, result.model_dump(mode="json"))
@@ -91,7 +91,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     save_picture(drawn, out / "influence.png")
     run.tags({"posgap.label": result.label})
     run.artifact(out)
-    for finding in result.summary.split("; "):
+    for finding in findings:
         log.log(RESULT, "%s: %s", label, finding)
 
 
