@@ -10,7 +10,7 @@ from posgap.foundation import tables
 from posgap.tracking import registry
 from posgap.tracking.pipeline_runs import StageRun, steps
 from posgap.tracking.presentation import METHOD
-from posgap.tracking.runs import PIPELINE_TAG, link
+from posgap.tracking.runs import NOTE_TAG, PIPELINE_TAG, link
 from posgap.tracking.server import TrackingError
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def outcome(
         elif step.stage in JUDGES:
             candidates.append(_candidate(step))
         if _skips(step) and not skipped:
-            skipped = step.tags.get("mlflow.note.content", "")
+            skipped = step.tags.get(NOTE_TAG, "")
     is_complete = _is_complete(last)
     # KFP leaves a run RUNNING behind a branch that was skipped, and behind a step that its own driver could not start.
     was_cut = state == "RUNNING" and bool(stages) and not is_complete

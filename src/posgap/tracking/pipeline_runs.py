@@ -6,7 +6,7 @@ from typing import Any
 
 from posgap.foundation.heavy_types import DatasetInput, MlflowClient
 from posgap.tracking.parents import PARENT_TAG, PIPELINE, PIPELINE_TAG, STAGE_TAG, parent_of
-from posgap.tracking.runs import ERROR_TAG, KILLED, LABEL_TAG, milliseconds
+from posgap.tracking.runs import ERROR_TAG, KILLED, LABEL_TAG, NOTE_TAG, milliseconds
 from posgap.tracking.server import STAGE, TrackingError, call_mlflow, experiment_id, is_tracking
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def close(parent: str, stages: list[StageRun], succeeded: bool, note: str, tags:
         client.log_batch(
             parent,
             metrics=[Metric(name, value, now, 0) for name, value in figures.items()],
-            tags=[RunTag(name, value) for name, value in (tags | {"mlflow.note.content": note}).items()],
+            tags=[RunTag(name, value) for name, value in (tags | {NOTE_TAG: note}).items()],
         )
         client.log_inputs(parent, list(datasets.values()))
         client.set_terminated(parent, "FINISHED" if succeeded else "FAILED")

@@ -13,7 +13,7 @@ from posgap.options.data_version import DataVersionConfig
 from posgap.storage.inputs import source
 from posgap.storage.versions import Version, newest
 from posgap.tracking import registry
-from posgap.tracking.runs import Run
+from posgap.tracking.runs import NOTE_TAG, Run
 from posgap.tracking.version_record import record_of
 from posgap.verbs.frame import stage
 
@@ -61,7 +61,7 @@ def _write_version(config: DataVersionConfig, out: Path, run: Run) -> None:
     write_json(out / VERSION_FILE, result)
     run.tags(
         {
-            "mlflow.note.content": note,
+            NOTE_TAG: note,
             "posgap.skip": str(result["skip"]).lower(),
             "posgap.data_version": version.name,
         }

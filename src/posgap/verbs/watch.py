@@ -25,7 +25,7 @@ from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.options.watch import WatchConfig
 from posgap.tracking import registry
 from posgap.tracking.champions import utc
-from posgap.tracking.runs import Run, milliseconds
+from posgap.tracking.runs import NOTE_TAG, Run, milliseconds
 from posgap.tracking.server import call_mlflow
 from posgap.verbs.champion import CHAMPION_FILE, SweptVersion
 from posgap.verbs.frame import stage
@@ -77,7 +77,7 @@ def _judge_champion(config: WatchConfig, out: Path, run: Run) -> None:
     write_json(out / WATCH_FILE, result | {"verdict": verdict.model_dump(mode="json")})
     (out / READABLE_FILE).write_text(f"{markdown(verdict)}\n{note}.\n", encoding="utf-8")
     log_verdict(verdict, sweep, run)
-    run.tags({"mlflow.note.content": note, "posgap.version": number, "posgap.gate": outcome})
+    run.tags({NOTE_TAG: note, "posgap.version": number, "posgap.gate": outcome})
     text = f"{utc(milliseconds())} {note}"
     call_mlflow(lambda client: client.set_model_version_tag(name, number, registry.WATCHED, text))
     run.artifact(out)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from posgap.foundation.errors import PosgapError
+from posgap.foundation.printing import format_count
 from posgap.tasks.content import content_key, find_groups
 from posgap.tasks.examples import AnyExample
 
@@ -34,7 +35,7 @@ def split(examples: Sequence[AnyExample]) -> Splits:
     chosen, measured = map(len, halves)
     if min(chosen, measured) < MIN_EXAMPLES:
         raise PosgapError(
-            f"{len(by_content)} different examples: {chosen} to choose settings by and {measured} to measure "
-            f"on, and related ones stay together; each half needs {MIN_EXAMPLES} or more: give more examples"
+            f"{format_count(len(by_content), 'different example')}: {chosen} to choose settings by and {measured} to "
+            f"measure on, and related ones stay together; each half needs {MIN_EXAMPLES} or more: give more examples"
         )
     return halves
