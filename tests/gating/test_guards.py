@@ -305,6 +305,13 @@ def test_parts_of_a_sweep_have_its_guards_once(places, model_folder):
     assert digest_path(whole / "predictions.jsonl") == digest_path(merged / "predictions.jsonl")
 
 
+def test_an_estimate_counts_the_prompts_of_guards(places, model_folder, capsys):
+    swept(places, model_folder, "none", estimate=True, limit=10)
+    sweep, guard = capsys.readouterr().out.splitlines()
+    assert sweep.startswith("40 prompts of ") and guard.startswith("guard longer: 60 prompts of ")
+    assert not (places / "none").exists()
+
+
 @pytest.mark.full  # sweeps three times
 def test_a_guard_is_left_out_only_where_nobody_asked_for_so_many_documents(places, model_folder):
     assert not (swept(places, model_folder, "long", n_docs=7, guards={"longer": {}}) / "guards" / "longer").exists()

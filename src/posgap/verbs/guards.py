@@ -1,9 +1,11 @@
 """Measures the guards of a policy beside a sweep."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from posgap.data.reading import read_examples
 from posgap.distillation.methods import label_of
 from posgap.foundation.errors import Contradiction, PosgapError
 from posgap.foundation.files import write_json
@@ -47,6 +49,34 @@ def why_not_asked(builder: TextPromptBuilder, config: SweepConfig, examples: Seq
     except PosgapError as error:  # too many for the task, or for the model's context
         return str(error)
     return ""
+
+
+class AskableGuard(NamedTuple):
+    """A guard on examples, and what asks it."""
+
+    name: str
+    guard: Guard
+    config: SweepConfig
+    builder: TextPromptBuilder
+    examples: Sequence[AnyExample]
+
+
+def askable_guards(config: SweepConfig, examples: Sequence[AnyExample]) -> Iterator[AskableGuard]:
+    """Yields the guards on examples, beside a sweep of these `examples`. One that its policy asks only where that is
+    possible is left out where it is not; any other raises `PosgapError` there."""
+    for name, guard in config.guards.items():
+        if guard.text:
+            continue
+        of_guard = guard_config(config, name, guard)
+        others = read_examples(of_guard.examples) if guard.examples else examples
+        builder = of_guard.builder()
+        why_not = why_not_asked(builder, of_guard, others)
+        if not why_not:
+            yield AskableGuard(name, guard, of_guard, builder, others)
+        elif guard.where_possible:
+            log.warning("guard %s is left out: %s", name, why_not)
+        else:
+            raise PosgapError(f"guard {name}: {why_not}")
 
 
 def write_guard(place: Path, guard: Guard) -> None:

@@ -45,7 +45,7 @@ from posgap.tracking.sweeps import log_lengths, log_sweep
 from posgap.verbs.batches import read_answers, require_asked, write_requests
 from posgap.verbs.first_look import RELIABLE, choose_first_look, reliable_commands
 from posgap.verbs.frame import is_complete, run_stage
-from posgap.verbs.guards import guard_config, measure_texts, why_not_asked, write_guard
+from posgap.verbs.guards import askable_guards, measure_texts, write_guard
 from posgap.verbs.inputs import with_local_paths
 
 log = logging.getLogger(__name__)
@@ -175,18 +175,7 @@ def _sweep_guards(
 ) -> None:
     """Sweeps the requested guards on examples, each into its own folder."""
     factors = _read_factors(config.model) if config.guards and BACKENDS[config.backend].local else None
-    for name, guard in config.guards.items():
-        if guard.text:
-            continue
-        of_guard = guard_config(config, name, guard)
-        others = read_examples(of_guard.examples) if guard.examples else examples
-        builder = of_guard.builder()
-        why_not = why_not_asked(builder, of_guard, others)
-        if why_not:
-            if not guard.where_possible:
-                raise PosgapError(f"guard {name}: {why_not}")
-            log.warning("guard %s is left out: %s", name, why_not)
-            continue
+    for name, guard, of_guard, builder, others in askable_guards(config, examples):
         sweep_run = SweepRun.plan(of_guard.sweep_settings(), builder, others, config.digest("model"))
         before = earlier / GUARDS / name if earlier else None
         if before and before.is_dir():
@@ -250,26 +239,30 @@ def _read_factors(model: str) -> Sequence | None:
 
 @with_local_paths
 def _estimate(config: SweepConfig) -> str:
-    """Returns what the whole sweep takes, in words, a line for each of several lengths. Nothing is sent, and no model
-    is loaded."""
-    everything = read_examples(config.examples)
-    examples = everything[: config.limit or None]
-    backend = BACKENDS[config.backend]
+    """Returns what the whole sweep takes, in words: a line for each of several lengths, and one for each guard on
+    examples. Nothing is sent, and no model is loaded."""
+    examples = read_examples(config.examples)
     lines = []
-    for builder in at_lengths(config.lengths, config.depths, config.seed, config.builder(), everything):
-        sweep_run = SweepRun.plan(config.sweep_settings(), builder, examples)
-        tokens = list[int]()
-        mitigator = sweep_run.mitigator
-        for example, placement in product(examples, sweep_run.all_placements):
-            if mitigator:
-                prompts = mitigator.build_variants(Question(example, placement)).prompts
-            else:
-                prompts = [builder.prompt(example, placement)]
-            tokens += [len(prompt.token_ids) if backend.local else estimated_tokens(prompt.text) for prompt in prompts]
+    for builder in at_lengths(config.lengths, config.depths, config.seed, config.builder(), examples):
         at = f"{builder.fill.tokens:,} tokens: " if builder.fill else ""
-        longest = builder.max_new_tokens + builder.max_thinking_tokens
-        lines.append(at + estimate(tokens * config.samples, backend.local, longest))
+        lines.append(at + _estimate_one(config, builder, examples))
+    for guard in askable_guards(config, examples):
+        lines.append(f"guard {guard.name}: {_estimate_one(guard.config, guard.builder, guard.examples)}")
     return "\n".join(lines)
+
+
+def _estimate_one(config: SweepConfig, builder: TextPromptBuilder, examples: Sequence[AnyExample]) -> str:
+    """Returns what a sweep at one length takes, in words."""
+    backend = BACKENDS[config.backend]
+    sweep_run = SweepRun.plan(config.sweep_settings(), builder, examples)
+    tokens = list[int]()
+    for example, placement in product(sweep_run.examples, sweep_run.all_placements):
+        if sweep_run.mitigator:
+            prompts = sweep_run.mitigator.build_variants(Question(example, placement)).prompts
+        else:
+            prompts = [builder.prompt(example, placement)]
+        tokens += [len(prompt.token_ids) if backend.local else estimated_tokens(prompt.text) for prompt in prompts]
+    return estimate(tokens * config.samples, backend.local, builder.max_new_tokens + builder.max_thinking_tokens)
 
 
 def _require_same_endpoint(config: SweepConfig) -> None:
