@@ -145,12 +145,15 @@ def test_a_step_in_kfp_names_what_was_brought_to_its_pod_and_uploads_nothing(
     shutil.copytree(config.model, here / "models/tiny")
     shutil.copyfile(config.examples, here / "e.jsonl.gz")
     monkeypatch.setenv(MOUNTS_VARIABLE, f"{tmp_path}/s3/=s3://")
+    monkeypatch.setenv("MLFLOW_RUN_ID", "run-of-the-step")  # of KFP's MLflow plugin
     brought = {"model": str(here / "models/tiny"), "examples": here / "e.jsonl.gz", "out": here / "kfp/out"}
     as_pods_do(cluster, tmp_path / "pod", "who-knows")
     train_job(config.model_copy(update=brought))
     options = arguments(cluster)
     assert options["model"] == f"{bucket}/models/tiny" and options["examples"] == f"{bucket}/e.jsonl.gz"
     assert options["responses"].startswith(f"{bucket}/work/") and (here / "kfp/out/weights").is_file()
+    passed = {each["name"]: each["value"] for each in cluster.created[0]["spec"]["trainer"]["env"]}
+    assert passed["POSGAP_PARENT_RUN_ID"] == "run-of-the-step" and "MLFLOW_RUN_ID" not in passed
 
 
 def test_what_distill_made_is_not_made_again(config, cluster):

@@ -125,3 +125,27 @@ def test_a_run_that_another_took_before_there_was_an_earlier_one_stays(server, m
     assert parents.parent_of(server, experiment, "run-7", {}) == taken
     (left,) = real([experiment])
     assert left.info.run_id == taken
+
+
+def test_the_report_takes_the_run_that_kfp_s_plugin_made_of_the_pipeline_run(server, tmp_path, monkeypatch, capsys):
+    """The plugin makes a run of the pipeline run, of each loop and of each step, and names the last in the step."""
+    experiment = server.create_experiment("of KFP")
+    below = {}
+    for name in ("whole", "loop", "sweep", "report"):
+        about = {"mlflow.parentRunId": below[{"loop": "whole"}.get(name, "loop")]} if below else {}
+        about |= {} if below else {parents.KFP_TAG: "run-8"}
+        below[name] = server.create_run(experiment, run_name=name, tags=about).info.run_id
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", experiment)
+    monkeypatch.setenv(PIPELINE_VARIABLE, "run-8")
+    monkeypatch.setenv("MLFLOW_RUN_ID", below["sweep"])
+    with start_run("sweep", {"posgap.label": "base"}, tmp_path / "swept") as step:
+        step.metrics({"gap": 12.0})
+    monkeypatch.setenv("MLFLOW_RUN_ID", below["report"])
+    assert run(capsys, "report", "--state", "SUCCEEDED", "--out", tmp_path / "report")[0] == 0
+    runs = {each.info.run_id: each for each in server.search_runs([experiment])}
+    assert runs.keys() == set(below.values())
+    whole = runs[below["whole"]]
+    assert "The run succeeded" in whole.data.tags["mlflow.note.content"] and whole.info.status == "FINISHED"
+    assert runs[below["sweep"]].data.tags["mlflow.parentRunId"] == below["loop"]
+    monkeypatch.setenv(PIPELINE_VARIABLE, "run-9")  # another run's step is no child of it
+    assert parents.parent_of(server, experiment, "run-9", {}) not in below.values()

@@ -27,7 +27,7 @@ from posgap.foundation.printing import join_lines, printable
 from posgap.foundation.redaction import redact
 from posgap.foundation.retries import RetryPolicy
 from posgap.storage.datasets import EVALUATION, Dataset
-from posgap.tracking.parents import PARENT_TAG, PIPELINE_TAG, STAGE_TAG, parent_of
+from posgap.tracking.parents import JOINED_VARIABLE, PARENT_TAG, PIPELINE_TAG, STAGE_TAG, parent_of
 from posgap.tracking.server import (
     BYTES_PER_SECOND,
     CALL_SECONDS,
@@ -350,7 +350,7 @@ def start_run(stage: str, tags: Mapping[str, object], out: Path) -> Iterator[Run
     about = {"mlflow.user": user(), "mlflow.source.name": "posgap", "mlflow.source.type": "LOCAL"}
     parent = os.environ.get(PARENT_VARIABLE)
     about |= {PARENT_TAG: parent} if parent else {}
-    joins = os.environ.get("MLFLOW_RUN_ID", "")
+    joins = os.environ.get(JOINED_VARIABLE, "")
     record = RunRecord(name=stage, began=milliseconds(), about=_texts(about), joins=joins)
     run = Run(UnloggedRun(_unlogged_runs(out) / uuid.uuid4().hex, record))
     step_of = {PIPELINE_TAG: pipeline_run()} if pipeline_run() else {}

@@ -17,6 +17,7 @@ from posgap.storage.cache import MANIFEST, fetch_location
 from posgap.storage.folders import ResumableFolder, require_ours, upload_path
 from posgap.storage.inputs import Source
 from posgap.storage.outputs import Folder
+from posgap.tracking.parents import JOINED_VARIABLE
 from posgap.tracking.runs import PARENT_VARIABLE, PIPELINE_VARIABLE
 from posgap.verbs.frame import identity_of, record_of, stale_reason
 from posgap.verbs.inputs import sources
@@ -24,7 +25,7 @@ from posgap.verbs.inputs import sources
 log = logging.getLogger(__name__)
 # Variables passed on from the step to its pods. None is secret: secrets come from the runtime's Kubernetes secrets.
 _PASSED_ON = (
-    *("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", PARENT_VARIABLE, PIPELINE_VARIABLE),
+    *("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID", PARENT_VARIABLE, PIPELINE_VARIABLE),
     *("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION"),
 )
 
@@ -79,6 +80,9 @@ def _job(config: TrainJobConfig, name: str, parameters: dict[str, Any]) -> Job:
         "cpu": config.cpus_per_node,
         "memory": config.memory_per_node,
     }
+    environment = {each: os.environ[each] for each in _PASSED_ON if os.environ.get(each)}
+    if os.environ.get(JOINED_VARIABLE):  # the step's own run: that of the training hangs below it
+        environment.setdefault(PARENT_VARIABLE, os.environ[JOINED_VARIABLE])
     return Job(
         name=name,
         runtime=config.runtime,
@@ -86,6 +90,6 @@ def _job(config: TrainJobConfig, name: str, parameters: dict[str, Any]) -> Job:
         nodes=config.nodes,
         seconds=config.timeout,
         resources={kind: amount for kind, amount in resources.items() if amount},
-        environment={each: os.environ[each] for each in _PASSED_ON if os.environ.get(each)},
+        environment=environment,
         queue=config.queue,
     )
