@@ -8,17 +8,21 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import yaml
 from manifests import containers
 
 
-def podman(*words: object, text: str | None = None) -> str:
-    """What it printed; the test fails where it fails."""
-    done = subprocess.run(["podman", *map(str, words)], input=text, capture_output=True, text=True)
-    assert done.returncode == 0, f"podman {words}: {done.stdout[-2000:]}{done.stderr[-3000:]}"
+def run(*words: object, text: str | None = None) -> str:
+    """What a program printed; the test fails where it fails."""
+    done = subprocess.run([*map(str, words)], input=text, capture_output=True, text=True)
+    assert done.returncode == 0, f"{words}: {done.stdout[-2000:]}{done.stderr[-3000:]}"
     return done.stdout
+
+
+podman = partial(run, "podman")
 
 
 def wait_for(port: int, what: str, seconds: float = 180) -> None:

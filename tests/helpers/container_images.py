@@ -4,10 +4,11 @@ import ast
 import os
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from container_engine import podman
+from container_engine import run
 from places import ROOT
 
 STAND_INS = ROOT / "tests" / "containers"
@@ -36,22 +37,27 @@ def require() -> None:
         pytest.fail(f"missing: {', '.join(missing)}; apt-get install --no-install-recommends {packages}")
 
 
-def build_images(folder: Path) -> None:
-    """The images cpu and mlflow as `make images` builds them, and the stand-ins. Layers are kept for the next time."""
-    if subprocess.run(["podman", "image", "exists", BASE]).returncode:
-        _build_base(folder)
-    flags = ["--network=host", *pip_flags(folder)]
-    for name in ("postgres", "s3"):
+def build_images(
+    folder: Path,
+    engine: str = "podman",
+    images: Iterable[str] = ("cpu", "mlflow"),
+    stand_ins: Iterable[str] = ("postgres", "s3"),
+) -> None:
+    """Images as `make images` builds them, and stand-ins. Layers are kept for the next time."""
+    if subprocess.run([engine, "inspect", "--type=image", BASE], capture_output=True).returncode:
+        _build_base(folder, engine)
+    flags = ["--network=host", "--layers", *pip_flags(folder)]
+    for name in stand_ins:
         file = STAND_INS / f"{name}.Dockerfile"
-        podman("build", *flags, "--file", file, f"--tag=localhost/posgap-test-{name}", STAND_INS)
+        run(engine, "build", *flags, "--file", file, f"--tag=localhost/posgap-test-{name}", STAND_INS)
     torch = os.environ.get("TORCH_INDEX_URL", "")
-    flags += ["--layers", f"--build-arg=BASE={BASE}", f"--build-arg=TORCH_INDEX_URL={torch}"]
-    environment = os.environ | {"ENGINE": "podman", "BUILD_FLAGS": " ".join(flags)}
+    flags += [f"--build-arg=BASE={BASE}", f"--build-arg=TORCH_INDEX_URL={torch}"]
+    environment = os.environ | {"ENGINE": engine, "BUILD_FLAGS": " ".join(flags)}
     for verb in ("build", "check"):
-        subprocess.run([ROOT / "infra/images/images.sh", verb, "cpu", "mlflow"], env=environment, check=True)
+        subprocess.run([ROOT / "infra/images/images.sh", verb, *images], env=environment, check=True)
 
 
-def _build_base(folder: Path) -> None:
+def _build_base(folder: Path, engine: str) -> None:
     rootfs = folder / "rootfs"
     command = ["debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", rootfs]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -60,7 +66,7 @@ def _build_base(folder: Path) -> None:
         shutil.rmtree(rootfs / needless)
     subprocess.run(["tar", "-C", rootfs, "-cf", folder / "rootfs.tar", "."], check=True)
     shutil.rmtree(rootfs)
-    podman("build", "--network=host", "--file", STAND_INS / "base.Dockerfile", f"--tag={BASE}", folder)
+    run(engine, "build", "--network=host", "--file", STAND_INS / "base.Dockerfile", f"--tag={BASE}", folder)
 
 
 def pip_flags(folder: Path) -> list[str]:
