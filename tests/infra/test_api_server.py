@@ -1,42 +1,15 @@
 """infra/kubernetes on Kubernetes' own API server: `make api-server`."""
 
-import os
 import re
-import subprocess
 
-import api_server
 import pytest
 import yaml
-from manifests import KUBERNETES, each_overlay, of_kind, overlay
-from places import ROOT
+from api_server import README, pod
+from cluster import ON_A_NODE
+from manifests import each_overlay, of_kind, overlay
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.skipif(
-        os.environ.get("POSGAP_API_SERVER") != "1", reason="it is compiled first, for some minutes: make api-server"
-    ),
-]
-README = (KUBERNETES / "README.md").read_text()
+pytestmark = pytest.mark.full
 ABSENT = {"EC2NodeClass", "NodePool", "ExternalSecret", "SecretStore"}  # kinds of Karpenter and External Secrets
-# Of the documented commands, those that need a node; and what KFP's profile controller makes in the namespace.
-OF_A_NODE = ("kubectl label", "kubectl taint", "kubectl -n posgap rollout", "kubectl -n posgap exec")
-LAUNCHER = "kubectl -n posgap create configmap kfp-launcher"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """An API server with the overlay `local`, applied by the commands of README.md."""
-    section = re.search(r"^## local\n(.*?)^## ", README, re.MULTILINE | re.DOTALL)[1]
-    lines = re.findall(r"^```sh\n(.*?)^```", section, re.MULTILINE | re.DOTALL)[0].splitlines()
-    commands = "\n".join(line for line in lines if not line.startswith(OF_A_NODE))
-    commands = re.sub(r"^(?=.*patch configmap kfp-launcher)", f"{LAUNCHER}\n", commands, flags=re.MULTILINE)
-    with api_server.running(tmp_path_factory.mktemp("api")) as running:
-        environment = running.environment() | {"HF_TOKEN": "none"}
-        shell = ["bash", "-euo", "pipefail", "-c", commands]
-        done = subprocess.run(shell, cwd=ROOT, env=environment, capture_output=True, text=True)
-        # With `warn: restricted` the namespace warns of Deployments and Jobs whose pods it would refuse.
-        assert done.returncode == 0 and "Warning" not in done.stderr, done.stderr
-        yield running
 
 
 @each_overlay
@@ -109,25 +82,11 @@ def test_the_documented_token_is_the_scheduler_s(server):
     assert answer["status"]["user"]["username"] == "system:serviceaccount:posgap:posgap-scheduler"
 
 
-def pod(labels: dict | None = None, **resources: dict) -> dict:
-    """A pod that the namespace's rules let in."""
-    confined = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    container = {"name": "main", "image": "any", "securityContext": confined, "resources": resources}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "any", "namespace": "posgap", "labels": labels or {}},
-        "spec": {
-            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-            "serviceAccountName": "posgap-train",
-            "containers": [container],
-        },
-    }
-
-
 @pytest.fixture(scope="module")
 def counted(server):
     """The server with the quota's count, which is the controller manager's to make."""
+    if ON_A_NODE:
+        return server
     hard = of_kind(overlay("local"), "ResourceQuota")["posgap"]["spec"]["hard"]
     status = yaml.safe_dump({"status": {"hard": hard, "used": dict.fromkeys(hard, "0")}})
     server.kubectl(
@@ -138,14 +97,16 @@ def counted(server):
 
 def test_a_pod_that_waits_for_gpus_is_let_in_and_one_that_asks_for_nothing_gets_requests(counted):
     gpus = {"nvidia.com/gpu": "4"}
-    admitted = counted.create(pod({"kueue.x-k8s.io/queue-name": "posgap-gpu"}, limits=gpus), "--dry-run=server")
+    admitted = counted.create(
+        pod(labels={"kueue.x-k8s.io/queue-name": "posgap-gpu"}, resources={"limits": gpus}), "--dry-run=server"
+    )
     # KFP's and Argo's own containers ask for nothing.
     small = {"cpu": "100m", "memory": "256Mi", "ephemeral-storage": "1Gi"}
     assert admitted["spec"]["containers"][0]["resources"] == {"requests": gpus | small, "limits": gpus}
 
 
 def test_the_namespace_refuses_what_is_too_large_or_not_confined(counted):
-    assert "exceeded quota: posgap" in counted.refusal(pod(requests={"cpu": "321"}))
+    assert "exceeded quota: posgap" in counted.refusal(pod(resources={"requests": {"cpu": "321"}}))
     free = pod()
     del free["spec"]["securityContext"]["runAsNonRoot"]
     assert 'violates PodSecurity "restricted:v1.32"' in counted.refusal(free)

@@ -1,6 +1,10 @@
 """Who may reach whom in the cluster, as infra/kubernetes' NetworkPolicies say: a table, worked out from them."""
 
+from collections.abc import Iterable
+
+import cluster
 import pytest
+from api_server import pod
 from manifests import SECURED, each_overlay, needs_kubectl, of_kind, overlay, pod_templates
 from network_rules import Peer, reaches
 
@@ -108,6 +112,87 @@ def test_every_policy_makes_a_difference(name):
     for without in policies:
         others = [policy for each, policy in policies.items() if each != without]
         assert table(objects, others) != MAY_REACH[name], without
+
+
+LISTEN = """
+import socket, sys, threading
+def listen(port, kind):
+    own = socket.socket(socket.AF_INET, kind)
+    own.bind(("", port))
+    if kind == socket.SOCK_STREAM:
+        own.listen()
+    while True:
+        own.accept()[0].close() if kind == socket.SOCK_STREAM else own.sendto(*own.recvfrom(1))
+for port in sys.argv[1:]:
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        threading.Thread(target=listen, args=(int(port), kind)).start()
+threading.Event().wait()
+"""
+KNOCK = """
+import socket, sys
+from concurrent.futures import ThreadPoolExecutor
+def knock(line):
+    *_, address, port = line.split()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM if port == "53" else socket.SOCK_STREAM) as own:
+        own.settimeout(5)
+        try:
+            own.bind((sys.argv[1], 0))
+            own.connect((address, int(port)))
+            if port == "53":
+                own.send(b"?")
+                own.recv(1)
+            print(line, end="")
+        except OSError:
+            pass
+with ThreadPoolExecutor(32) as pool:
+    list(pool.map(knock, sys.stdin))
+"""
+
+
+@pytest.mark.full
+def test_pods_reach_whom_the_rules_say(node):
+    """Where a network plugin enforces them: kube-router."""
+    known = peers(overlay("local"))
+    names = {each: f"peer-{number}" for number, each in enumerate(known) if known[each].namespace}
+    pods = [listening(names[each], known[each].namespace, known[each].labels, PORTS.get(each, [])) for each in names]
+    pods.append(listening("outside", "team", {}, {port for each in OUTSIDE for port in PORTS[each]}))
+
+    def reached(source: str) -> set[str]:
+        asked = [(target, port) for target in PORTS if target in known for port in PORTS[target]]
+        near = [each for each in asked if "posgap" in (known[source].namespace, known[each[0]].namespace)]
+        lines = "".join(f"{target} {there[target]} {port}\n" for target, port in near if target != source)
+        where = ("-n", known[source].namespace or "team", "exec", "--stdin", names.get(source, "outside"))
+        printed = node.kubectl(*where, "--", "python3", "-c", KNOCK, OUTSIDE.get(source, ""), text=lines)
+        return {" ".join([*target, port]) for *target, _, port in map(str.split, printed.splitlines())}
+
+    with cluster.pods(node, pods) as addresses:
+        cluster.add_addresses(node, addresses["outside"], OUTSIDE.values())
+        there = {each: addresses[names[each]] for each in names} | OUTSIDE
+        node.wait_for(
+            lambda: reached("run") == MAY_REACH["local"]["run"], 60
+        )  # a new pod's address is told to each rule
+        found = {source: reached(source) for source in known}
+    # Whatever a pod may do, it reaches itself.
+    others = {
+        source: {each for each in may if each.rsplit(" ", 1)[0] != source} for source, may in MAY_REACH["local"].items()
+    }
+    assert {source: each for source, each in found.items() if each} == others
+
+
+def listening(name: str, namespace: str, labels: dict, ports: Iterable[int]) -> dict:
+    """A pod that listens, and is an endpoint of no Service."""
+    container = {
+        "image": cluster.PAUSE,
+        "command": ["python3", "-c", LISTEN, *map(str, ports)],
+        "resources": {"requests": {"cpu": "5m", "memory": "16Mi", "ephemeral-storage": "1Mi"}},
+        "readinessProbe": {"exec": {"command": ["false"]}, "periodSeconds": 3600},
+    }
+    made = pod(name, labels, namespace, **container)
+    # Everybody may listen on 53.
+    made["spec"]["securityContext"]["sysctls"] = [{"name": "net.ipv4.ip_unprivileged_port_start", "value": "0"}]
+    if namespace != "posgap":
+        del made["spec"]["serviceAccountName"]
+    return made
 
 
 def policy(selector: dict, types: list[str], **rules: list) -> dict:

@@ -1,0 +1,3 @@
+# What holds a pod's network.
+FROM localhost/posgap-test-base
+CMD ["sleep", "infinity"]
