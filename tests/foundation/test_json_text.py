@@ -13,7 +13,7 @@ from posgap.foundation import bounds, json_text
 from posgap.foundation.bounds import EXPANSION, MB
 from posgap.foundation.errors import Malformed, PosgapError, TooLarge, Unreadable
 from posgap.foundation.files import read_json, read_jsonl, read_rows
-from posgap.foundation.json_text import DEPTH, MAX_INTEGER, parse_json
+from posgap.foundation.json_text import DEPTH, MAX_INTEGER, parse_json, require_unique_names
 
 values = st.recursive(
     st.none()
@@ -31,6 +31,35 @@ values = st.recursive(
 def test_every_value_comes_back(value):
     for text in (json.dumps(value), json.dumps(value, ensure_ascii=False)):
         assert parse_json(text, "x") == value
+
+
+texts = st.text('a":\\ ', max_size=3)
+pairs = st.recursive(
+    texts.map(json.dumps),
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda each: f"[{', '.join(each)}]")
+        | st.lists(st.tuples(texts.map(json.dumps), st.sampled_from([":", " : "]), inner), max_size=3).map(
+            lambda each: "{" + ", ".join("".join(pair) for pair in each) + "}"
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@given(pairs)
+def test_a_name_is_refused_where_its_object_has_it_already(text):
+    twice = []
+
+    def look(names):
+        twice.append(len(dict(names)) < len(names))
+
+    json.loads(text, object_pairs_hook=look)
+    value = parse_json(text, "here")
+    if any(twice):
+        with refuses(Malformed, at="here"):
+            require_unique_names(text.encode(), value, "here")
+    else:
+        require_unique_names(text.encode(), value, "here")
 
 
 @pytest.mark.parametrize(

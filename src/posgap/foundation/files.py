@@ -208,7 +208,7 @@ def read_model(kind: type[T], path: Path, name: str) -> T:
     file = path / name if path.is_dir() else path
     data = read_document(file)
     value = parse_json(data, str(file))
-    require_unique_names(data, str(file))
+    require_unique_names(data, value, str(file))
     return parse_as(kind, value, str(file))
 
 
@@ -242,7 +242,7 @@ def read_models(kind: type[T], path: Path, name: str) -> Iterator[tuple[int, T]]
     for number, line in lines(file):
         where = f"{file}:{number}"
         row = _object(parse_json(line, where), where)
-        require_unique_names(line, where)
+        require_unique_names(line, row, where)
         yield number, parse_as(kind, row, where)
 
 
