@@ -1,6 +1,9 @@
 """Keeps the answers of a sweep under way, so that an interrupted sweep resumes."""
 
+import errno
 import json
+import os
+import weakref
 from pathlib import Path
 
 from pydantic import Field
@@ -57,6 +60,9 @@ class Unfinished:
                     fields = {name: getattr(kept, name) for name in Completion._fields}
                     self.completions[kept.example, kept.number] = Completion(**fields)
             file.truncate(whole)
+        # Not buffered: written lines are with the operating system, whatever becomes of this process.
+        self._descriptor = os.open(self.file, os.O_WRONLY | os.O_APPEND)
+        weakref.finalize(self, os.close, self._descriptor)
 
     def add(self, example: int, number: int, completion: Completion) -> None:
         """Keeps the completion of this prompt."""
@@ -64,10 +70,9 @@ class Unfinished:
             completion = completion._replace(token_ids=[])
         self.completions[example, number] = completion
         answer = _Answer(example=example, number=number, **completion._asdict())
-        line = json.dumps(answer.model_dump(mode="json", exclude_defaults=True), ensure_ascii=False)
-        # Opened each time: written lines are with the operating system, whatever becomes of this process.
-        with open(self.file, "a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        line = json.dumps(answer.model_dump(mode="json", exclude_defaults=True), ensure_ascii=False).encode() + b"\n"
+        if os.write(self._descriptor, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.file))
 
     def note(self, served: EndpointIdentity) -> None:
         """Keeps what an endpoint says of itself."""
