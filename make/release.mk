@@ -33,6 +33,12 @@ containers: $(VENV)/.installed-test  ## builds the images cpu and mlflow, and ru
 api-server: $(VENV)/.installed-test  ## infra/kubernetes on Kubernetes' own API server: Go 1.26 and kubectl, five minutes of two cores the first time
 	POSGAP_API_SERVER=1 $(VENV)/bin/python -m pytest -m '' --durations 5 tests/infra/test_api_server.py
 
+# Needs root, Go 1.26, kubectl, and Debian's containerd, runc, containernetworking-plugins, buildah, debootstrap, iptables,
+# ipset and conntrack.
+cluster: $(VENV)/.installed-test  ## the overlay `local` on a node of Kubernetes, with its rules enforced: root, Go, half an hour of two cores
+	POSGAP_CLUSTER=1 TORCH_INDEX_URL=$(TORCH_INDEX_URL) $(VENV)/bin/python -m pytest -m '' --durations 5 \
+		tests/infra/test_api_server.py tests/infra/test_kubernetes_network.py tests/infra/test_cluster.py
+
 manifests: $(VENV)/.installed-test  ## checks infra/kubernetes and renders it to build/manifests/; needs kubectl
 	$(VENV)/bin/python -m pytest --quiet -m '' tests/infra/test_kubernetes.py tests/infra/test_kubernetes_security.py
 	mkdir -p build/manifests

@@ -96,9 +96,7 @@ class ApiServer:
     def start(self, program: object, *words: str) -> None:
         """Starts a program, which writes a log."""
         with (self.folder / f"{words[0] if program == PROGRAM else Path(program).name}.log").open("w") as log:
-            command = [*self.within, program, *words]
-            # What the controller manager makes as a volume is for any user.
-            self.started.append(subprocess.Popen(command, stdout=log, stderr=log, umask=0))
+            self.started.append(subprocess.Popen([*self.within, program, *words], stdout=log, stderr=log))
 
     def wait_for(self, condition: Callable[[], object], seconds: float = 600) -> None:
         deadline = time.monotonic() + seconds
@@ -137,7 +135,8 @@ class ApiServer:
         shell = ["bash", "-euo", "pipefail", "-c", commands]
         done = subprocess.run(shell, cwd=ROOT, env=environment, capture_output=True, text=True)
         # With `warn: restricted` the namespace warns of Deployments and Jobs whose pods it would refuse.
-        assert done.returncode == 0 and "Warning" not in done.stderr, done.stdout + done.stderr
+        warned = re.search("^Warning:", done.stderr, re.MULTILINE)
+        assert done.returncode == 0 and not warned, done.stdout + done.stderr
 
     def apply_local(self, *without: str, node: str = "NODE") -> None:
         """Applies the overlay `local` as documented, but for the commands that begin so."""

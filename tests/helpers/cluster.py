@@ -1,7 +1,7 @@
 """A node of Kubernetes on this machine, with posgap's overlay `local`, as root: `make cluster`.
 
 `python tests/helpers/cluster.py cpu mlflow` keeps one up with these images until Ctrl-C, and says where its kubeconfig
-is.
+is; tests then use that one.
 """
 
 import json
@@ -30,7 +30,7 @@ from posgap.components.making import CPU, SERVE, TRAIN, image
 
 ON_A_NODE = os.environ.get("POSGAP_CLUSTER") == "1"
 FOLDER = ROOT / "build" / "cluster" / "node"
-SOCKET = FOLDER / "containerd.sock"
+SOCKET, WITHIN = FOLDER / "containerd.sock", FOLDER / "within.json"
 # By module and package; each is built by its own go.mod.
 PROGRAMS = {
     "coredns": ("github.com/coredns/coredns@v1.14.1", "."),
@@ -40,6 +40,7 @@ PROGRAMS = {
 PAUSE = "localhost/posgap-test-pause:latest"
 TOOLS = ("buildah", "containerd", "conntrack", "debootstrap", "ip", "ipset", "iptables", "kubectl", "nsenter", "runc")
 NODE, CGROUP, LINK = "posgap", "posgap-cluster", "posgap0"
+VOLUMES = [f"volume-{number}" for number in range(4)]
 HOST, ADDRESS, PODS = "10.90.0.2", "10.90.0.1", "10.244.0.0/24"
 # Mounts, processes and networks of a node lie in namespaces that end with their first process. The settings that the
 # kubelet changes are the whole machine's, so it finds copies.
@@ -47,7 +48,7 @@ NAMESPACES = r"""
 for setting in vm/{overcommit_memory,panic_on_oom} kernel/{panic,panic_on_oops,keys/root_maxkeys,keys/root_maxbytes}; do
     cp /proc/sys/$setting "$1/${setting//\//.}" && mount --bind "$1/${setting//\//.}" /proc/sys/$setting
 done
-mount --bind "$1/var" /var && mount --bind "$1/tmp" /tmp && mount -t tmpfs run /run
+mount --bind "$1/var" /var && mount -t tmpfs run /run
 ip link set lo up
 echo 1 > /proc/sys/net/ipv4/ip_forward
 sleep infinity &
@@ -123,27 +124,27 @@ def running(kinds: Sequence[str] = ("mlflow",)) -> Iterator[ApiServer]:
     """A cluster of one node that is ready, with these images of posgap; all of it ends with the block."""
     if missing := [tool for tool in TOOLS if not shutil.which(tool)]:
         raise RuntimeError(f"missing: {', '.join(missing)}; see infra/ci/README.md")
-    if not subprocess.run(["ip", "link", "show", LINK], capture_output=True).returncode:
+    if _is_up():
         raise RuntimeError(f"another node is up: there is {LINK}")
     build(kinds)
     with ExitStack() as stack:
         _remove()
         stack.callback(_remove)
-        for path in (*_cgroups(), *(FOLDER / name for name in ("var/lib", "var/log", "tmp", "cni"))):
+        for path in (*_cgroups(), *(FOLDER / name for name in ("cni", "var/lib", "var/log", *VOLUMES))):
             path.mkdir(parents=True)
         (FOLDER / "var/run").symlink_to("/run")
-        (FOLDER / "tmp").chmod(0o1777)
         (FOLDER / "containerd.toml").write_text(CONTAINERD)
         (FOLDER / "cni/pods.conflist").write_text(json.dumps(BRIDGE))
         (FOLDER / "kubelet.yaml").write_text(yaml.safe_dump(KUBELET))
         within = stack.enter_context(_namespaces())
+        WITHIN.write_text(json.dumps(within))
         accounts = {"node": f"system:node:{NODE},2,system:nodes"}
         server = stack.enter_context(api_server.running(FOLDER, ADDRESS, 6443, within, accounts))
         admin = f"--kubeconfig={server.kubeconfig}"
         server.start("containerd", f"--config={FOLDER}/containerd.toml")
         server.start(
             PROGRAM, "kube-controller-manager", admin, f"--root-ca-file={FOLDER}/certificates/apiserver.crt",
-            f"--service-account-private-key-file={FOLDER}/accounts.key", "--enable-hostpath-provisioner",
+            f"--service-account-private-key-file={FOLDER}/accounts.key",
             "--allocate-node-cidrs", f"--cluster-cidr={PODS}",
         )  # fmt: skip
         server.start(PROGRAM, "kube-scheduler", admin)
@@ -192,6 +193,23 @@ def _namespaces() -> Iterator[list[str]]:
         outer.wait()
 
 
+def _volume(name: str) -> dict:
+    """A volume on the node. It is local, since a hostPath knows no fsGroup."""
+    here = [{"key": "kubernetes.io/hostname", "operator": "In", "values": [NODE]}]
+    spec = {
+        "capacity": {"storage": "200Gi"},
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": "local",
+        "local": {"path": str(FOLDER / name)},
+        "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": here}]}},
+    }
+    return {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": spec}
+
+
+def _is_up() -> bool:
+    return not subprocess.run(["ip", "link", "show", LINK], capture_output=True).returncode
+
+
 def _cgroups() -> list[Path]:
     """The node's control groups: of version 1 there are several."""
     root = Path("/sys/fs/cgroup")
@@ -235,10 +253,14 @@ def import_images(kinds: Iterable[str]) -> None:
 
 @contextmanager
 def with_overlay(kinds: Sequence[str] = ("mlflow",)) -> Iterator[ApiServer]:
-    """A cluster with these images of posgap and the overlay `local`, in which MLflow is up."""
+    """A cluster with these images of posgap and the overlay `local`, where MLflow is up; one that is kept, if any."""
+    if _is_up() and WITHIN.exists():
+        yield ApiServer(FOLDER, json.loads(WITHIN.read_text()))
+        return
     with running(kinds) as server:
         import_images(kinds)
         server.kubectl("apply", "--server-side", f"--filename={GO}/node.yaml")
+        server.kubectl("apply", "--server-side", "--filename=-", text=yaml.safe_dump_all(map(_volume, VOLUMES)))
         server.apply_local("kubectl taint", node=NODE)
         yield server
 
