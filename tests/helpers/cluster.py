@@ -4,6 +4,7 @@
 is; tests then use that one.
 """
 
+import fcntl
 import json
 import os
 import re
@@ -40,6 +41,7 @@ PROGRAMS = {
 PAUSE = "localhost/posgap-test-pause:latest"
 TOOLS = ("buildah", "containerd", "conntrack", "debootstrap", "ip", "ipset", "iptables", "kubectl", "nsenter", "runc")
 NODE, CGROUP, LINK = "posgap", "posgap-cluster", "posgap0"
+LOCK = Path("/run/posgap-cluster.lock")
 VOLUMES = [f"volume-{number}" for number in range(4)]
 HOST, ADDRESS, PODS = "10.90.0.2", "10.90.0.1", "10.244.0.0/24"
 # Mounts, processes and networks of a node lie in namespaces that end with their first process. The settings that the
@@ -124,10 +126,12 @@ def running(kinds: Sequence[str] = ("mlflow",)) -> Iterator[ApiServer]:
     """A cluster of one node that is ready, with these images of posgap; all of it ends with the block."""
     if missing := [tool for tool in TOOLS if not shutil.which(tool)]:
         raise RuntimeError(f"missing: {', '.join(missing)}; see infra/ci/README.md")
-    if _is_up():
-        raise RuntimeError(f"another node is up: there is {LINK}")
     build(kinds)
     with ExitStack() as stack:
+        try:
+            fcntl.flock(stack.enter_context(LOCK.open("w")), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RuntimeError("another node is up on this machine") from None
         _remove()
         stack.callback(_remove)
         for path in (*_cgroups(), *(FOLDER / name for name in ("cni", "var/lib", "var/log", *VOLUMES))):
@@ -206,10 +210,6 @@ def _volume(name: str) -> dict:
     return {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": spec}
 
 
-def _is_up() -> bool:
-    return not subprocess.run(["ip", "link", "show", LINK], capture_output=True).returncode
-
-
 def _cgroups() -> list[Path]:
     """The node's control groups: of version 1 there are several."""
     root = Path("/sys/fs/cgroup")
@@ -219,6 +219,7 @@ def _cgroups() -> list[Path]:
 
 def _remove() -> None:
     """Removes a node's files and control groups, as soon as its last process has gone."""
+    subprocess.run(["ip", "link", "delete", LINK], capture_output=True)  # by itself it goes minutes later
     deadline = time.monotonic() + 60
     while FOLDER.exists() or any(group.exists() for group in _cgroups()):
         assert time.monotonic() < deadline, f"{FOLDER} or {CGROUP} is still in use"
@@ -254,8 +255,9 @@ def import_images(kinds: Iterable[str]) -> None:
 @contextmanager
 def with_overlay(kinds: Sequence[str] = ("mlflow",)) -> Iterator[ApiServer]:
     """A cluster with these images of posgap and the overlay `local`, where MLflow is up; one that is kept, if any."""
-    if _is_up() and WITHIN.exists():
-        yield ApiServer(FOLDER, json.loads(WITHIN.read_text()))
+    kept = ApiServer(FOLDER, json.loads(WITHIN.read_text()) if WITHIN.exists() else ())
+    if kept.is_ready():
+        yield kept
         return
     with running(kinds) as server:
         import_images(kinds)
