@@ -10,6 +10,7 @@ from container_engine import as_pod, played, podman, secret, socket_of_podman, w
 from container_images import CONFIG, STAND_INS, build_images, require
 from manifests import of_kind, overlay
 from mlflow import MlflowClient
+from places import ROOT
 from ports import free_port
 
 from posgap.components.making import CPU, image
@@ -27,6 +28,8 @@ def images(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CONTAINERS_CONF", str(folder / "containers.conf"))
         build_images(folder)
+        check = [ROOT / "infra/images/images.sh", "check", "cpu", "mlflow"]
+        subprocess.run(check, env=os.environ | {"ENGINE": "podman"}, check=True)
         yield
 
 
