@@ -9,7 +9,7 @@ from written_sweeps import ASKED, N, copy_of, decide, promotion, write_sweep
 
 from posgap.cli.main import main
 from posgap.foundation.errors import GateRefusal, Malformed, NoServer, NotAlike, PosgapError
-from posgap.foundation.files import digest_path, read_json
+from posgap.foundation.files import digest_path, read_json, write_json
 from posgap.gating.verdict import markdown
 from posgap.measurement.evidence import Evidence
 from posgap.options.gate import GateConfig
@@ -187,8 +187,9 @@ def test_a_version_that_does_not_answer_as_it_was_swept_is_not_promoted(tmp_path
     predictions = digest_path(config.sweep / "predictions.jsonl")
     assert tried == [(digest_path(tmp_path / "one"), False, predictions, N)]
     assert not config.out.exists() and not mlflow.MlflowClient().get_registered_model("tiny").aliases
-    # It is promoted once it answers, and is no second version.
-    promote(config)
+    # It is promoted once it answers, and is no second version, though another run made the same weights again.
+    write_json(tmp_path / "one" / "manifest.json", {"ancestors": ["m", "a later sweep of m"]})
+    promote(promotion(tmp_path, "first", tmp_path / "one", base, again="-again"))
     assert str(mlflow.MlflowClient().get_registered_model("tiny").aliases["champion"]) == "1"
 
 

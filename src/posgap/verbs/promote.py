@@ -114,11 +114,15 @@ def _promote_judged(config: PromoteConfig, original: Path, out: Path, run: Run) 
     guards = tried_guards(judge_guards(inputs, policy).judged, policy, guarded_by)
     require_references(config.name, inputs, policy, examples, config.base, guards)
     tags = _version_tags(config, again, swept, policy, run, out)
+    is_registered = bool(registry.find_versions(config.name, registry.DIGEST, config.digest("model")))
 
     def try_out(stored: Path) -> None:
         # MLflow's copy is judged: the model's own folder may change between two readings.
         require_registrable(stored)
-        _require_origin(stored, config, swept)
+        _require_learnt(stored, config)
+        # A run that ends at the weights of a registered version made them of sweeps of its own.
+        if not is_registered:
+            _require_origin(stored, config, swept)
         if digest_of_tensors(stored) != tags[registry.WEIGHTS]:
             raise Contradiction("MLflow returned other weights than were uploaded; promote again")
         require_kept_alike(stored, swept)
@@ -178,16 +182,20 @@ def _require_swept_model(config: PromoteConfig, verdict: Verdict, swept: Sweep) 
         raise NotFound("no such folder; only a model on disk can be promoted", at=config.model)
     if not swept.model_digest == verdict.model_digest == config.digest("model"):
         raise NotAlike("sweep and gate are of another model; sweep this one and gate it again", at=config.model)
+    _require_learnt(Path(config.model), config)
     _require_origin(Path(config.model), config, swept)
 
 
-def _require_origin(model: Path, config: PromoteConfig, swept: Sweep) -> None:
-    """Raises `PosgapError` unless a model's folder agrees with the sweep on what it learnt and what it was made
-    from."""
+def _require_learnt(model: Path, config: PromoteConfig) -> None:
+    """Raises `PosgapError` unless a model's folder agrees with the sweep on what it learnt."""
     if training_examples(model) != training_examples(config.sweep):
         raise Contradiction(
             f"says otherwise than {config.model} what the model learnt; sweep it again", at=str(config.sweep)
         )
+
+
+def _require_origin(model: Path, config: PromoteConfig, swept: Sweep) -> None:
+    """Raises `PosgapError` unless a model's folder agrees with the sweep on what it was made from."""
     if ancestors(model) != swept.ancestors:
         raise Contradiction(
             f"says otherwise than {config.model} what the model was made from; sweep it again", at=str(config.sweep)
