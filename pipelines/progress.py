@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from posgap.kubeflow.workflow import DRIVER, nodes_of, reason_of
+from posgap.kubeflow.workflow import DRIVER, name_of, nodes_of, reason_of
 from posgap.pipelines.compilation import CompiledYaml
 from posgap.pipelines.resources import Resources, resources
 from posgap.pipelines.steps import UNKNOWN, task_names, tree
@@ -26,14 +26,21 @@ class State:
     seconds: float = 0.0
 
 
+class Task(NamedTuple):
+    """A task, or a task's driver, by the id of the node that it belongs to and its name in the pipeline."""
+
+    group: str
+    name: str
+
+
 class Progress:
     """The steps of a run of a compiled pipeline, from one look at its workflow to the next."""
 
     def __init__(self, compiled: CompiledYaml, arguments: Mapping[str, Any]):
         self.names = task_names(compiled)
         self.asks = {step.name: resources(step) for step in tree(compiled, arguments).steps()}
-        self.told: dict[str, State] = {}
-        self.before: dict[str, State] = {}
+        self.told: dict[Task, State] = {}
+        self.before: dict[Task, State] = {}
 
     def news(self, workflow: Mapping[str, Any]) -> Iterator[str]:
         """Yields a line for each step that began, ended, or waits since two looks for the same reason."""
@@ -49,37 +56,30 @@ class Progress:
         """Returns why each step failed that did, by its name."""
         return {each.step: each.why for each in self.states(workflow).values() if each.what == "failed"}
 
-    def states(self, workflow: Mapping[str, Any]) -> dict[str, State]:
-        """Returns the progress of each step with a pod, or a driver's pod, in Argo, by the id of its node."""
+    def states(self, workflow: Mapping[str, Any]) -> dict[Task, State]:
+        """Returns the progress of each step with a pod, or a driver's pod, in Argo."""
         nodes = nodes_of(workflow)
-        tries: dict[str, list[dict[str, Any]]] = {}
-        found: dict[str, State] = {}
+        pods: dict[Task, list[dict[str, Any]]] = {}
+        found: dict[Task, State] = {}
         for node in sorted(nodes.values(), key=lambda each: str(each.get("startedAt") or "")):
-            owner = self._owner(node, nodes)
-            if node["displayName"].endswith(DRIVER):
-                step = self.names.get(node["displayName"].removesuffix(DRIVER))
-                if step and node["type"] == "Pod":
-                    state = _state_of(step, [node])
-                    if state and state.what in ("waits", "failed"):
-                        found[node["id"]] = state
-            elif owner and node["type"] == "Pod":
-                tries.setdefault(owner["id"], []).append(node)
-            elif owner and node["type"] == "Skipped" and node is not owner:
-                found[owner["id"]] = State(self.names[owner["displayName"]], "cached")
-        for key, pods in tries.items():
-            state = _state_of(self.names[nodes[key]["displayName"]], pods)
-            if state:
-                found[key] = state
+            task = self._task_of(node, nodes)
+            if task and node["type"] == "Pod":
+                pods.setdefault(task, []).append(node)
+            elif task and node["type"] == "Skipped" and task.name != name_of(node):
+                found[task] = State(self.names[task.name], "cached")
+        for task, tries in pods.items():
+            state = _state_of(self.names[task.name.removesuffix(DRIVER)], tries)
+            if state and (not task.name.endswith(DRIVER) or state.what in ("waits", "failed")):
+                found[task] = state
         return found
 
-    def _owner(self, node: Mapping[str, Any], nodes: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
-        """Returns the node of the task that a node belongs to, itself perhaps."""
+    def _task_of(self, node: Mapping[str, Any], nodes: Mapping[str, dict[str, Any]]) -> Task | None:
+        """Returns the task that a node belongs to, if it belongs to one."""
         at: Mapping[str, Any] | None = node
         while at is not None:
-            if at["displayName"] in self.names:
-                return nodes[at["id"]]
-            if at["displayName"].endswith(DRIVER):
-                return None
+            name = name_of(at)
+            if name.removesuffix(DRIVER) in self.names:
+                return Task(at.get("boundaryID", ""), name)
             at = nodes.get(at.get("boundaryID", ""))
         return None
 

@@ -10,6 +10,7 @@ import kfp_server_api
 
 from posgap.foundation.errors import RunCancellation, RunFailure, RunTimeout
 from posgap.foundation.printing import set_result
+from posgap.kubeflow.workflow import is_ended_by_hand
 from posgap.options.pipelines import PipelineOnCluster
 from posgap.pipelines.arguments import arguments, declared_parameters
 from posgap.pipelines.checks import Check
@@ -64,7 +65,8 @@ def wait_for_end(
             for line in progress.news(workflow):
                 log.info("%s", line)
             if state in ENDED:
-                return _report_end(run, compiled, progress.failures(workflow), client.run_url(run_id))
+                by_hand = is_ended_by_hand(workflow)
+                return _report_end(run, compiled, progress.failures(workflow), client.run_url(run_id), by_hand)
         left = until - time.monotonic()
         if left <= 0:
             raise RunTimeout(
@@ -83,12 +85,14 @@ def _find_workflow(client: "Client", run_id: str) -> Mapping[str, Any]:
         return {}
 
 
-def _report_end(run: kfp_server_api.V2beta1Run, compiled: CompiledYaml, failures: Mapping[str, str], url: str) -> None:
+def _report_end(
+    run: kfp_server_api.V2beta1Run, compiled: CompiledYaml, failures: Mapping[str, str], url: str, by_hand: bool
+) -> None:
     set_result({"run": run.run_id, "url": url, "state": run.state})
     if run.state == "SUCCEEDED":
         return
-    if run.state != "FAILED":
-        raise RunCancellation(f"run {run.run_id} was {run.state.lower()}: {url}")
+    if run.state != "FAILED" or by_hand:  # KFP can call a run failed that a person ended
+        raise RunCancellation(f"run {run.run_id} was {'canceled' if by_hand else run.state.lower()}: {url}")
     steps = list(failures) or failed_steps(run, compiled)
     where = f" in {' and '.join(steps)}" if steps else ""
     said = " ".join((run.error.message or "").split())[:200] if run.error else ""

@@ -53,6 +53,32 @@ def test_steps_are_told_as_they_begin_and_end(progress):
     ]
 
 
+def test_steps_are_found_where_argo_retries_every_template(progress):
+    """As on a live cluster: KFP's Argo retries drivers, groups and steps, so each node is in one for its tries."""
+    group = node("condition-2(0)", "DAG", "Running")["id"]
+
+    def tried(name: str, kind: str, phase: str, within: str, message: str = "", number: int = 0) -> list[dict]:
+        last = node(f"{name}({number})", kind, phase, within, message, startedAt=f"2026-11-28T12:00:0{number}Z")
+        return [node(name, "Retry", phase, within), last]
+
+    train = node("train(0)", "DAG", "", group)["id"]
+    nodes = [*tried("condition-2", "DAG", "Running", ""), *tried("train", "DAG", "Running", group)]
+    nodes += tried("train-driver", "Pod", "Succeeded", group)
+    nodes += tried("prepare", "DAG", "Succeeded", group)
+    nodes += [node("executor", "Skipped", "Skipped", f"{group}/prepare(0)")]
+    running = workflow(*nodes, *tried("executor", "Pod", "Running", train))
+    assert list(progress.news(running)) == ["prepare is taken from the cache", "train R1 begins"]
+    failed = [
+        *tried("executor", "Pod", "Failed", train, "no GPU"),
+        *tried("search-driver", "Pod", "Error", group, "gone"),
+    ]
+    ended = workflow(*nodes, *failed, *tried("search-driver", "Pod", "Succeeded", group, number=1))
+    assert progress.failures(ended) == {"train R1": "no GPU"} and failed_tasks(ended) == {"train": "no GPU"}
+    again = tried("executor", "Pod", "Running", f"{group}/train(1)")
+    second = tried("train", "DAG", "Running", group, number=1)
+    assert list(progress.news(workflow(*nodes, *failed[:2], *second, *again))) == ["train R1 begins, try 2"]
+
+
 def test_a_step_that_waits_says_why_and_what_it_asks_for(progress):
     """On the first live cluster a promotion waited for ever, and the command said RUNNING."""
     waits = workflow(*step("train", "Pending", UNSCHEDULABLE))
@@ -106,6 +132,15 @@ def test_the_command_tells_steps_and_ends_with_the_reason(capsys, toy_file):
     assert code == 4
     assert told[:3] == ["train R1 waits", "train R1 begins", "train R1 failed"]
     assert "failed in train R1: no GPU: see " in err.splitlines()[-1]
+
+
+def test_a_run_that_a_person_ended_is_told_so_though_kfp_says_that_it_failed(capsys, toy_file):
+    with served(Server()) as server:
+        server.states = ["RUNNING", "FAILED"]
+        ended = workflow(*step("train", "Failed", "Step exceeded its deadline"))
+        server.workflows = [ended, ended | {"spec": {"activeDeadlineSeconds": 0}}]
+        complaint = fails(capsys, "submit", "--host", server.url, "--file", toy_file, *GIVEN, "--wait", code=5)
+    assert " was canceled: " in complaint
 
 
 def test_a_server_without_the_record_is_waited_for_all_the_same(capsys, toy_file):

@@ -15,6 +15,7 @@ from posgap.foundation.termination import FAILED, REFUSED
 log = logging.getLogger(__name__)
 SECONDS = 10.0  # to wait for Kubernetes' answer
 DRIVER = "-driver"  # ends the name of the node of a task's driver
+_TRY = re.compile(r"(\(\d+\))+$")
 _OF_CONTAINER = re.compile(r"^(main|wait|init): \S+ \(exit code \d+\)(: )?")
 
 
@@ -23,6 +24,12 @@ def nodes_of(workflow: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     status = workflow.get("status", {})
     packed = status.get("compressedNodes")
     return json.loads(gzip.decompress(base64.b64decode(packed))) if packed else status.get("nodes") or {}
+
+
+def name_of(node: Mapping[str, Any]) -> str:
+    """Returns a node's name without the numbers that Argo adds for its tries. KFP's Argo retries each template, so
+    nodes of all kinds have them."""
+    return _TRY.sub("", node["displayName"])
 
 
 def reason_of(message: str) -> str:
@@ -41,8 +48,8 @@ def failed_tasks(workflow: Mapping[str, Any]) -> dict[str, str]:
     for node in sorted(nodes.values(), key=lambda each: str(each.get("startedAt") or "")):
         if node["type"] == "Pod":
             # A step's pod is called `executor` within its task; an importer's, or a driver's, has the task's name.
-            is_inner = node["displayName"].startswith("executor") and node.get("boundaryID") in nodes
-            task = nodes[node["boundaryID"]]["displayName"] if is_inner else node["displayName"]
+            is_inner = name_of(node) == "executor" and node.get("boundaryID") in nodes
+            task = name_of(nodes[node["boundaryID"]] if is_inner else node)
             last[task.removesuffix(DRIVER)] = node
     failed = {task: pod for task, pod in last.items() if pod["phase"] in ("Failed", "Error")}
     return {task: reason_of(pod.get("message") or "") or pod["phase"].lower() for task, pod in failed.items()}
