@@ -112,7 +112,7 @@ def test_waiting_grows_and_counts_towards_the_longest_duration():
 
 
 @pytest.mark.parametrize("name", ["mitigation", "watch"])
-def test_the_patch_tries_drivers_and_importers_again_and_no_step_or_group(name):
+def test_the_patch_tries_drivers_importers_and_short_steps_again_and_no_group(name):
     """The step `watch` fails to tell, and a whole pipeline is a template, too.
 
     Argo fills the tag in before it reads the limit (operator.go, `executeTemplate`: defaults are merged, then
@@ -127,6 +127,10 @@ def test_the_patch_tries_drivers_and_importers_again_and_no_step_or_group(name):
             is_importer = "importer" in compiled.executors.get(label, {})
             assert bool(re.search(tag[1], f"posgap-x7k2p.root.group-1(0:0).{key}")) == is_importer
             assert is_importer or re.search(tag[1], f"posgap-x7k2p.root.group-1.{key}-driver")
+    # A step's pod, as a live cluster named it; whether it has a limit of its own is not asked here.
+    pod = f"posgap-{name}-7fr87(0).root(0).group-1(0).merge-3(0).executor"
+    assert bool(re.search(tag[1], pod)) == (name == "mitigation")
+    assert not re.search(tag[1], "another-team-7fr87(0).root(0).train(0).executor")
 
 
 def cell(runs: list[Run]) -> str:
