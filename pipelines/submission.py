@@ -65,8 +65,9 @@ def wait_for_end(
             for line in progress.news(workflow):
                 log.info("%s", line)
             if state in ENDED:
-                by_hand = is_ended_by_hand(workflow)
-                return _report_end(run, compiled, progress.failures(workflow), client.run_url(run_id), by_hand)
+                # KFP can call a run failed that a person ended.
+                ended = "CANCELED" if state == "FAILED" and is_ended_by_hand(workflow) else state
+                return _report_end(run, ended, compiled, progress.failures(workflow), client.run_url(run_id))
         left = until - time.monotonic()
         if left <= 0:
             raise RunTimeout(
@@ -86,13 +87,13 @@ def _find_workflow(client: "Client", run_id: str) -> Mapping[str, Any]:
 
 
 def _report_end(
-    run: kfp_server_api.V2beta1Run, compiled: CompiledYaml, failures: Mapping[str, str], url: str, by_hand: bool
+    run: kfp_server_api.V2beta1Run, state: str, compiled: CompiledYaml, failures: Mapping[str, str], url: str
 ) -> None:
-    set_result({"run": run.run_id, "url": url, "state": run.state})
-    if run.state == "SUCCEEDED":
+    set_result({"run": run.run_id, "url": url, "state": state})
+    if state == "SUCCEEDED":
         return
-    if run.state != "FAILED" or by_hand:  # KFP can call a run failed that a person ended
-        raise RunCancellation(f"run {run.run_id} was {'canceled' if by_hand else run.state.lower()}: {url}")
+    if state != "FAILED":
+        raise RunCancellation(f"run {run.run_id} was {state.lower()}: {url}")
     steps = list(failures) or failed_steps(run, compiled)
     where = f" in {' and '.join(steps)}" if steps else ""
     said = " ".join((run.error.message or "").split())[:200] if run.error else ""

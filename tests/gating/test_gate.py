@@ -8,11 +8,12 @@ from refusals import refuses
 from written_sweeps import ASKED, N, copy_of, decide, promotion, write_sweep
 
 from posgap.cli.main import main
-from posgap.foundation.errors import GateRefusal, Malformed, NoServer, NotAlike, PosgapError
+from posgap.foundation.errors import Contradiction, GateRefusal, Malformed, NoServer, NotAlike, PosgapError
 from posgap.foundation.files import digest_path, read_json, write_json
 from posgap.gating.verdict import markdown
 from posgap.measurement.evidence import Evidence
 from posgap.options.gate import GateConfig
+from posgap.tracking.registry import bring_model
 from posgap.verbs.gate import judge_and_write
 from posgap.verbs.promote import promote
 
@@ -191,6 +192,21 @@ def test_a_version_that_does_not_answer_as_it_was_swept_is_not_promoted(tmp_path
     write_json(tmp_path / "one" / "manifest.json", {"ancestors": ["m", "a later sweep of m"]})
     promote(promotion(tmp_path, "first", tmp_path / "one", base, again="-again"))
     assert str(mlflow.MlflowClient().get_registered_model("tiny").aliases["champion"]) == "1"
+
+
+@pytest.mark.usefixtures("mlflow_store")
+def test_a_new_copy_that_was_made_from_something_else_is_not_promoted(tmp_path, base, model_folder, monkeypatch):
+    config = promotion(tmp_path, "first", copy_of(model_folder, tmp_path / "one"), base)
+
+    def bring_forged(uri, place):
+        folder = bring_model(uri, place)
+        write_json(folder / "manifest.json", {"ancestors": ["another model"]})
+        return folder
+
+    monkeypatch.setattr("posgap.tracking.promotion.bring_model", bring_forged)
+    with refuses(Contradiction, "models:/tiny/1", "made from"):
+        promote(config)
+    assert not config.out.exists() and not mlflow.MlflowClient().get_registered_model("tiny").aliases
 
 
 @pytest.mark.usefixtures("mlflow_store")

@@ -168,9 +168,8 @@ def test_pods_reach_whom_the_rules_say(node):
     with cluster.pods(node, pods) as addresses:
         cluster.add_addresses(node, addresses["outside"], OUTSIDE.values())
         there = {each: addresses[names[each]] for each in names} | OUTSIDE
-        node.wait_for(
-            lambda: reached("run") == MAY_REACH["local"]["run"], 60
-        )  # a new pod's address is told to each rule
+        # A new pod's address is told to each rule.
+        node.wait_for(lambda: reached("run") == MAY_REACH["local"]["run"], 60)
         found = {source: reached(source) for source in known}
     # Whatever a pod may do, it reaches itself.
     others = {

@@ -24,7 +24,7 @@ from posgap.tasks.prompts import TextPromptBuilder
 log = logging.getLogger(__name__)
 
 
-def guard_config(config: SweepConfig, name: str, guard: Guard) -> SweepConfig:
+def _guard_config(config: SweepConfig, name: str, guard: Guard) -> SweepConfig:
     """The sweep of a guard on examples, which asks as `config` does in all else. Raises `PosgapError` if its file is
     another than its sha256 names."""
     task = guard.task or config.task
@@ -38,7 +38,7 @@ def guard_config(config: SweepConfig, name: str, guard: Guard) -> SweepConfig:
     return SweepConfig(**config.model_dump(exclude={"guards"}) | asked)
 
 
-def why_not_asked(builder: TextPromptBuilder, config: SweepConfig, examples: Sequence[AnyExample]) -> str:
+def _why_not_asked(builder: TextPromptBuilder, config: SweepConfig, examples: Sequence[AnyExample]) -> str:
     """Returns why the examples do not make prompts of this many documents; empty if they do."""
     try:
         for placement in builder.task.choose_placements(config.n_docs, config.positions):
@@ -67,10 +67,10 @@ def askable_guards(config: SweepConfig, examples: Sequence[AnyExample]) -> Itera
     for name, guard in config.guards.items():
         if guard.text:
             continue
-        of_guard = guard_config(config, name, guard)
+        of_guard = _guard_config(config, name, guard)
         others = read_examples(of_guard.examples) if guard.examples else examples
         builder = of_guard.builder()
-        why_not = why_not_asked(builder, of_guard, others)
+        why_not = _why_not_asked(builder, of_guard, others)
         if not why_not:
             yield AskableGuard(name, guard, of_guard, builder, others)
         elif guard.where_possible:
