@@ -34,10 +34,12 @@ api-server: $(VENV)/.installed-test  ## infra/kubernetes on Kubernetes' own API 
 	POSGAP_API_SERVER=1 $(VENV)/bin/python -m pytest -m '' --durations 5 tests/infra/test_api_server.py
 
 # Needs root, Go 1.26, kubectl, and Debian's containerd, runc, containernetworking-plugins, buildah, debootstrap, iptables,
-# ipset and conntrack.
+# ipset and conntrack. With POSGAP_KFP, which infra/ci/README.md explains, also runs of the pipelines on Kubeflow: they
+# need mariadb-server, nodejs and chromium.
 cluster: $(VENV)/.installed-test  ## the overlay `local` on a node of Kubernetes, with its rules enforced: root, Go, half an hour of two cores
-	POSGAP_CLUSTER=1 TORCH_INDEX_URL=$(TORCH_INDEX_URL) $(VENV)/bin/python -m pytest -m '' --durations 5 \
-		tests/infra/test_api_server.py tests/infra/test_kubernetes_network.py tests/infra/test_cluster.py
+	POSGAP_NODE=1 TORCH_INDEX_URL=$(TORCH_INDEX_URL) $(VENV)/bin/python -m pytest -m '' --durations 5 \
+		tests/infra/test_api_server.py tests/infra/test_kubernetes_network.py tests/infra/test_cluster.py \
+		tests/infra/test_kubeflow.py
 
 manifests: $(VENV)/.installed-test  ## checks infra/kubernetes and renders it to build/manifests/; needs kubectl
 	$(VENV)/bin/python -m pytest --quiet -m '' tests/infra/test_kubernetes.py tests/infra/test_kubernetes_security.py

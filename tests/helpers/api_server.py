@@ -6,6 +6,7 @@ import re
 import secrets
 import subprocess
 import time
+from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,6 +67,12 @@ def documented(section: str) -> list[str]:
     """The commands of a section of README.md, by block."""
     found = re.search(rf"^## {section}\n(.*?)^## ", README, re.MULTILINE | re.DOTALL)
     return re.findall(r"^```sh\n(.*?)^```", found[1], re.MULTILINE | re.DOTALL)
+
+
+def documented_command(section: str, beginning: str) -> str:
+    """The command of a section of README.md that begins so."""
+    [found] = [line for block in documented(section) for line in block.splitlines() if line.startswith(beginning)]
+    return found
 
 
 def pod(name: str = "any", labels: dict | None = None, namespace: str = "posgap", **container: object) -> dict:
@@ -138,11 +145,16 @@ class ApiServer:
         warned = re.search("^Warning:", done.stderr, re.MULTILINE)
         assert done.returncode == 0 and not warned, done.stdout + done.stderr
 
-    def apply_local(self, *without: str, node: str = "NODE") -> None:
+    def apply_local(self, *without: str, node: str = "NODE", before_launcher: str = LAUNCHER) -> None:
         """Applies the overlay `local` as documented, but for the commands that begin so."""
         lines = [line for line in documented("local")[0].splitlines() if not line.startswith(without)]
         commands = "\n".join(lines).replace(" NODE ", f" {node} ")
-        self.shell(re.sub(r"^(?=.*patch configmap kfp-launcher)", f"{LAUNCHER}\n", commands, flags=re.MULTILINE))
+        self.shell(re.sub(r"^(?=.*patch configmap kfp-launcher)", f"{before_launcher}\n", commands, flags=re.MULTILINE))
+
+    def secret(self, name: str) -> dict[str, str]:
+        """What a secret of posgap's holds."""
+        found = json.loads(self.kubectl("-n", "posgap", "get", "secret", name, "--output=json"))["data"]
+        return {key: b64decode(value).decode() for key, value in found.items()}
 
     def is_ready(self) -> bool:
         return not self.call("get", "--raw", "/readyz", "--request-timeout", "5s").returncode

@@ -29,7 +29,7 @@ from places import ROOT
 
 from posgap.components.making import CPU, SERVE, TRAIN, image
 
-ON_A_NODE = os.environ.get("POSGAP_CLUSTER") == "1"
+ON_A_NODE = os.environ.get("POSGAP_NODE") == "1"
 FOLDER = ROOT / "build" / "cluster" / "node"
 SOCKET, WITHIN = FOLDER / "containerd.sock", FOLDER / "within.json"
 # By module and package; each is built by its own go.mod.

@@ -168,7 +168,7 @@ def start_kfp(folder: Path) -> Iterator[Kfp]:
         s3 = stack.enter_context(serving("moto", folder))
         s3_client(s3).create_bucket(Bucket=BUCKET)
         script = Path(__file__).with_name("kfp_services.py")
-        command = [programs / "python", script, str(port), str(folder / "metadata.db")]
+        command = [programs / "python", script, f"127.0.0.1:{port}", str(folder / "metadata.db")]
         # Not this interpreter's packages, which may be named in the environment.
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
         server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)

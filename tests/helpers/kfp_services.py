@@ -1,6 +1,6 @@
 """What KFP's driver and launcher call besides Kubernetes and S3: ML Metadata, by its own C++ store, and the cache.
 
-Run by an interpreter that has PyPI's `ml-metadata`, as `kfp_services.py PORT FILE`, whose file is the store's database.
+Run by an interpreter that has PyPI's `ml-metadata`, as `kfp_services.py HOST:PORT DATABASE`.
 KFP speaks gRPC to both: 49 of the 52 methods of ML Metadata's service are in the package's store, which are all that
 KFP calls; of KFP's own service of tasks the two are here that find a fingerprint's execution, and keep it.
 """
@@ -96,7 +96,7 @@ def _messages() -> list[type]:
 if __name__ == "__main__":
     server = grpc.server(ThreadPoolExecutor(8))
     server.add_generic_rpc_handlers([serve_metadata(sys.argv[2]), serve_cache()])
-    server.add_insecure_port(f"127.0.0.1:{sys.argv[1]}")
+    server.add_insecure_port(sys.argv[1])
     server.start()
     print("ready", flush=True)
     server.wait_for_termination()

@@ -11,7 +11,8 @@ def server(tmp_path_factory):
     import cluster
 
     if cluster.ON_A_NODE:
-        with cluster.with_overlay() as running:
+        # The steps of runs have the image cpu.
+        with cluster.with_overlay(("cpu", "mlflow") if "POSGAP_KFP" in os.environ else ("mlflow",)) as running:
             yield running
     elif os.environ.get("POSGAP_API_SERVER") == "1":
         with api_server.running(tmp_path_factory.mktemp("api")) as running:
@@ -24,6 +25,14 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def node(request):
-    if os.environ.get("POSGAP_CLUSTER") != "1":
+    if os.environ.get("POSGAP_NODE") != "1":
         pytest.skip("a node is made for it, as root: make cluster")
     return request.getfixturevalue("server")
+
+
+@pytest.fixture(scope="session")
+def kubeflow(request):
+    import kubeflow_node
+
+    with kubeflow_node.running(request.getfixturevalue("node")) as running:
+        yield running

@@ -139,9 +139,12 @@ def test_images_are_built_and_scanned_on_every_change_of_what_they_are_made_of()
 def test_the_workflow_runs_the_cluster_script_s_steps_and_settings():
     script = ROOT / "infra" / "ci" / "kind.sh"
     run = [step["run"].split()[-1] for step in INFRA["jobs"]["kind"]["steps"] if "kind.sh" in step.get("run", "")]
-    verbs = re.search(r"^    (.*)\) \"\$1\" ;;", script.read_text(), re.MULTILINE)[1].split(" | ")
+    text = script.read_text()
+    verbs = re.search(r"kind\.sh (\S+)$", text, re.MULTILINE)[1].split("|")
     assert run == [verb for verb in verbs if verb != "remove"]
-    assert all(re.search(rf"^{verb}\(\) {{", script.read_text(), re.MULTILINE) for verb in verbs)
+    python = re.search(r"^    (.*)\) python tests/helpers/kubeflow_steps\.py", text, re.MULTILINE)[1].split(" | ")
+    assert all(f'"{step}"' in (ROOT / "tests" / "helpers" / "kubeflow_steps.py").read_text() for step in python)
+    assert all(re.search(rf"^{verb}\(\) {{", text, re.MULTILINE) for verb in verbs if verb not in python)
     assert subprocess.run(["bash", "-n", script]).returncode == 0
     cluster = ClusterConfig(**yaml.safe_load((ROOT / "infra" / "ci" / "cluster.yaml").read_text()))
     labels = [node["labels"] for node in yaml.safe_load((ROOT / "infra" / "ci" / "kind.yaml").read_text())["nodes"][1:]]

@@ -1,0 +1,226 @@
+"""posgap's pipelines on Kubeflow in a node, as docs/kubeflow.md has them: `make cluster`, with POSGAP_KFP.
+
+The tests are in the order of a champion's life: the first makes it, the others leave it.
+"""
+
+import json
+import os
+import re
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+import yaml
+from api_server import documented_command
+from chromium import Page
+from kubeflow_node import UI
+from kubeflow_steps import (
+    CLUSTER,
+    COLLEAGUE,
+    WAITING,
+    Posgap,
+    add_colleague,
+    make_data,
+    open_form,
+    pages,
+    parameters,
+    text,
+    upload,
+    words,
+)
+from places import ROOT
+
+if "POSGAP_KFP" not in os.environ:
+    reason = "KFP is built outside the repository, and POSGAP_KFP names the folder: infra/ci/README.md"
+    pytest.skip(reason, allow_module_level=True)
+pytestmark = pytest.mark.full
+PICTURES = ROOT / "build" / "cluster" / "pictures"
+STRANGER = "bob@example.com"
+FIRST = {"champion": "1", "versions": ["1"]}
+REGISTRY = """
+import json, mlflow
+client = mlflow.MlflowClient()
+versions = [str(each.version) for each in client.search_model_versions("name='posgap'")]
+champion = client.get_model_version_by_alias("posgap", "champion")
+print(json.dumps({"champion": str(champion.version), "versions": versions}))
+"""
+# What KFP's pages are searched for.
+LABELLED = "[...document.querySelectorAll('label')].find((x) => x.innerText.startsWith('{}')).parentElement"
+BUTTON = "[...document.querySelectorAll('button')].find((x) => x.innerText === '{}')"
+NODE_OF = "[...document.querySelectorAll('.react-flow__node *')].find((x) => x.innerText === '{}')"
+
+
+class World:
+    """A cluster with Kubeflow, posgap and its data."""
+
+    def __init__(self, node, kubeflow, folder):
+        self.node, self.kubeflow, self.folder = node, kubeflow, folder
+        self.data = make_data(folder)
+        upload(node, self.data)
+        cluster = yaml.safe_load(CLUSTER.read_text())
+        for pool in cluster.values():
+            pool["nodes"] = {"posgap.dev/pool": "cpu"}  # there is one node
+        (folder / "cluster.yaml").write_text(yaml.safe_dump(cluster))
+        self.posgap = Posgap(node, UI, folder / "cluster.yaml")
+
+    def registry(self) -> dict:
+        """The champion's version, and all versions."""
+        login = 'MLFLOW_TRACKING_USERNAME=admin MLFLOW_TRACKING_PASSWORD="$MLFLOW_AUTH_ADMIN_PASSWORD"'
+        command = f"{login} MLFLOW_TRACKING_URI=http://localhost:5000 python -"
+        execute = ("-n", "posgap", "exec", "-i", "deployment/mlflow", "-c", "mlflow", "--", "sh", "-c", command)
+        return json.loads(self.node.kubectl(*execute, text=REGISTRY))
+
+    def pods(self, run: str) -> list[dict]:
+        """The pods of a run, also those that have ended."""
+        command = ("-n", "posgap", "get", "pods", f"--selector=pipeline/runid={run}", "--output=json")
+        return json.loads(self.node.kubectl(*command))["items"]
+
+    def runs(self) -> dict[str, dict]:
+        """KFP's runs in the namespace, the newest first, by id."""
+        _, found = call("runs?namespace=posgap&page_size=100&sort_by=created_at%20desc")
+        return {each["run_id"]: each for each in found.get("runs", [])}
+
+    def wait_for_run(self, run: str) -> str:
+        """The state in which a run ended."""
+        deadline = time.monotonic() + 900
+        while (state := call(f"runs/{run}")[1]["state"]) not in ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"):
+            assert time.monotonic() < deadline, state
+            time.sleep(2)
+        return state
+
+
+class Submitted:
+    """A run that `submit --wait` follows."""
+
+    def __init__(self, posgap: Posgap, *options: str):
+        self.process = posgap.start("pipeline", "submit", *WAITING, "--smoke", *options, *words(parameters()))
+        self.said = ""
+        while not (found := re.search(r"^run (\S+)$", self.said, re.MULTILINE)):
+            line = self.process.stdout.readline()
+            assert line, self.said
+            self.said += line
+        self.id = found[1]
+
+    def end(self, code: int = 0) -> str:
+        """What it said until it ended with this exit code."""
+        more, _ = self.process.communicate()
+        assert self.process.returncode == code, self.said + more
+        return self.said + more
+
+
+def call(path: str, body: object = None, user: str = COLLEAGUE) -> tuple[int, dict]:
+    """Status and answer of KFP's API to a user who has logged in."""
+    headers = {"kubeflow-userid": user, "Content-Type": "application/json"}
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"{UI}/apis/v2beta1/{path}", data, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as refused:
+        return refused.code, {}
+
+
+def fill(page: Page, field: str, value: str) -> None:
+    """Types into a field of KFP's form, or chooses from it."""
+    if page.js(f"document.getElementById({field!r}).tagName") == "INPUT":
+        page.js(f"document.getElementById({field!r}).select()")
+        page.call("Input.insertText", text=value)
+    else:
+        page.click(f"#{field}")
+        page.click(f"li[data-value={value!r}]")
+        page.wait("!document.querySelector('li[data-value]')")  # the list covers what is below it
+
+
+@pytest.fixture(scope="module")
+def world(kubeflow, node, tmp_path_factory) -> World:
+    folder = tmp_path_factory.mktemp("kubeflow")
+    node.call("-n", "posgap", "delete", "rolebinding", "ada", "posgap-watch")  # in a cluster that is kept
+    add_colleague(node)
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    return World(node, kubeflow, folder)
+
+
+def test_the_smoke_pipeline_makes_a_champion(world):
+    run = Submitted(world.posgap)
+    said = run.end()
+    for step in ("validate train", "sweep base", "teacher", "distill", "gate distilled", "promote distilled", "report"):
+        assert re.search(f"^posgap . {step} is done after", said, re.MULTILINE), said
+    print(f"{said}{len(world.pods(run.id))} pods")
+    assert world.registry() == FIRST
+
+
+def test_a_colleague_starts_a_run_in_the_form_and_it_finds_nothing_new(world):
+    file, before = world.folder / "mitigation.yaml", world.runs()
+    address = world.posgap.upload_pipeline(file)
+    experiments = call("experiments?namespace=posgap")[1]["experiments"]
+    [experiment] = [each["experiment_id"] for each in experiments if each["display_name"] == "posgap"]
+    with pages(COLLEAGUE) as page:
+        open_form(page, file, address, PICTURES / "form.png", f"&experimentId={experiment}")
+        for field, value in parameters(only_new=True).items():
+            fill(page, field, text(value))
+        page.js(f"{LABELLED.format('Service Account')}.querySelector('input').id = 'account'")
+        fill(page, "account", "posgap-pipeline")
+        page.screenshot(PICTURES / "form.png", whole=True)
+        page.click("#startNewRunBtn")
+        page.wait("location.hash.startsWith('#/runs/details/')")
+    [run] = world.runs().keys() - before.keys()
+    assert world.wait_for_run(run) == "SUCCEEDED"
+    print(f"{len(world.pods(run))} pods")
+    assert len(world.pods(run)) < 15
+    assert world.registry() == FIRST
+
+
+def test_a_colleague_reads_a_run_and_its_report(world):
+    run = max(world.runs(), key=lambda each: len(world.pods(each)))
+    with pages(COLLEAGUE) as page:
+        page.open(f"{UI}/#/runs/details/{run}", width=1800, height=1200)
+        page.wait(f"!!{NODE_OF.format('summary')}")
+        page.await_inflight()
+        page.screenshot(PICTURES / "run.png")
+        page.click(f"js:{NODE_OF.format('summary')}")
+        page.click(f"js:{BUTTON.format('Visualization')}")
+        page.wait("document.body.innerText.includes('Champion of posgap: version 1')")
+        page.screenshot(PICTURES / "report.png")
+
+
+def test_another_team_may_neither_see_nor_start_runs(world):
+    world.node.call("delete", "namespace", "theirs")
+    world.node.kubectl("create", "namespace", "theirs")
+    colleague = documented_command("What the cluster must have", "kubectl -n posgap create rolebinding ada")
+    world.node.shell(colleague.replace("posgap", "theirs").replace(COLLEAGUE, STRANGER))
+    [run, *_] = world.runs()
+    mine = call(f"runs/{run}")[1]
+    start = {key: mine[key] for key in mine if key.startswith(("experiment", "runtime", "pipeline_", "service"))}
+    assert call("runs?namespace=theirs", user=STRANGER)[0] == 200
+    for path, body in (
+        ("runs?namespace=posgap", None),
+        ("experiments?namespace=posgap", None),
+        ("recurringruns?namespace=posgap", None),
+        (f"runs/{run}", None),
+        (f"runs/{run}:terminate", {}),
+        ("runs", start | {"display_name": "of a stranger"}),
+    ):
+        assert call(path, body, STRANGER)[0] == 403, path
+    assert "of a stranger" not in [each["display_name"] for each in world.runs().values()]
+
+
+def test_a_schedule_fires_is_paused_replaced_and_deleted(world):
+    def schedule(*words: str) -> str:
+        return world.posgap.pipeline("schedule", "--namespace=posgap", *words)
+
+    before = world.runs()
+    assert "nightly: created" in schedule("nightly", *words(parameters(only_new=True)), "--cron=* * * * *")
+    deadline = time.monotonic() + 180
+    while not (fired := world.runs().keys() - before.keys()):
+        assert time.monotonic() < deadline, "it does not fire"
+        time.sleep(2)
+    assert "nightly: paused" in schedule("nightly", "--action=pause")
+    [run] = fired
+    assert world.wait_for_run(run) == "SUCCEEDED"
+    assert "nightly: replaced" in schedule("nightly", *words(parameters(only_new=True)), "--cron=0 3 * * *")
+    listed = schedule()
+    assert listed.count("nightly") == 1 and "0 0 3 * * *" in listed, listed
+    assert "nightly: deleted" in schedule("nightly", "--action=delete")
+    assert "nightly" not in schedule()
+    assert world.runs().keys() - before.keys() == {run}  # none since it was paused, a minute or two ago
