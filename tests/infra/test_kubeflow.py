@@ -14,6 +14,7 @@ import pytest
 import yaml
 from api_server import documented_command
 from chromium import Page
+from cluster import NODE
 from kubeflow_node import UI
 from kubeflow_steps import (
     CLUSTER,
@@ -75,6 +76,18 @@ class World:
         """The pods of a run, also those that have ended."""
         command = ("-n", "posgap", "get", "pods", f"--selector=pipeline/runid={run}", "--output=json")
         return json.loads(self.node.kubectl(*command))["items"]
+
+    def pod_of(self, run: str, step: str) -> str:
+        """Waits for a running pod of a step; returns its name."""
+        of_step = re.compile(rf"[.]{step}(-\d+)?\(\d+\)[.]executor\(\d+\)$")
+        deadline = time.monotonic() + 600
+        while True:
+            for pod in self.pods(run):
+                name = pod["metadata"]["annotations"].get("workflows.argoproj.io/node-name", "")
+                if of_step.search(name) and pod["status"]["phase"] == "Running":
+                    return pod["metadata"]["name"]
+            assert time.monotonic() < deadline, step
+            time.sleep(0.5)
 
     def runs(self) -> dict[str, dict]:
         """KFP's runs in the namespace, the newest first, by id."""
@@ -224,3 +237,20 @@ def test_a_schedule_fires_is_paused_replaced_and_deleted(world):
     assert "nightly: deleted" in schedule("nightly", "--action=delete")
     assert "nightly" not in schedule()
     assert world.runs().keys() - before.keys() == {run}  # none since it was paused, a minute or two ago
+
+
+def test_a_run_whose_pods_are_evicted_or_killed_ends_with_the_same_model(world):
+    run = Submitted(world.posgap, "--no-cache")
+    for step in ("sweep", "teacher", "distill", "gate", "promote"):
+        pod = world.pod_of(run.id, step)
+        time.sleep(2)  # its program is at work
+        if step == "sweep":
+            world.node.kubectl("-n", "posgap", "label", "pod", pod, "drained=true")
+            # The node has other pods, which could go nowhere else.
+            drain = ("drain", NODE, "--pod-selector=drained=true", "--ignore-daemonsets", "--delete-emptydir-data")
+            world.node.kubectl(*drain, "--force")
+            world.node.kubectl("uncordon", NODE)
+        else:
+            world.node.kubectl("-n", "posgap", "delete", "pod", pod, "--grace-period=1", "--wait=false")
+    print(run.end())
+    assert world.registry() == FIRST  # the same weights are the same version
