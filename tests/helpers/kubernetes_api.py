@@ -25,7 +25,7 @@ LOG = re.compile(r"/api/v1/namespaces/posgap/pods/([^/]+)/log$")
 @dataclass(frozen=True)
 class Scene:
     """How things stand from `after` seconds on: the phases of the pods, the condition of the job, what each pod has
-    printed by then, how its container ended (a `terminated` state), and what Kueue says of the job that waits."""
+    printed by then, how its container ended (a `terminated` state), and why Kueue does not admit the job."""
 
     after: float
     pods: tuple[str, ...] = ()
@@ -192,21 +192,24 @@ class _Handler(BaseHTTPRequestHandler):
         found = []
         for name in self.cluster.jobs:
             words = self.cluster.scene(name).queue
-            conditions = [{"type": "QuotaReserved", "status": "False", "message": words}] if words else []
+            waits = {"type": "QuotaReserved", "status": "False", "message": words}
+            conditions = [waits if words else {"type": "Admitted", "status": "True"}]
             owner = {"kind": "TrainJob", "name": name}
             found.append({"metadata": {"name": name, "ownerReferences": [owner]}, "status": {"conditions": conditions}})
         return found
 
     def _events(self) -> list[dict]:
+        """One of each job, and one of an earlier job of its name."""
         return [
             {
-                "metadata": {"name": f"{name}.1", "namespace": "posgap"},
+                "metadata": {"name": f"{name}.{hour}", "namespace": "posgap"},
                 "involvedObject": {"kind": "TrainJob", "name": name},
-                "firstTimestamp": "2026-11-21T08:00:00Z",
-                "reason": "QuotaExceeded",
+                "firstTimestamp": f"2026-11-21T{hour}:00:00Z",
+                "reason": reason,
                 "message": "no GPUs are left",
             }
             for name in self.cluster.jobs
+            for hour, reason in (("08", "QuotaExceeded"), ("07", "OfBefore"))
         ]
 
     def _log(self, pod: str, follow: bool) -> None:

@@ -107,7 +107,7 @@ def why(connected, scene: Scene) -> PosgapError:
 def test_without_a_worker_events_say_why(connected):
     """On the first live cluster this was "see kubectl describe" of a job that was gone."""
     error = why(connected, Scene(0.1, (), "Failed"))
-    assert "QuotaExceeded: no GPUs are left" in str(error) and error.may_pass
+    assert "QuotaExceeded: no GPUs are left" in str(error) and "OfBefore" not in str(error) and error.may_pass
 
 
 CLOSED = "RuntimeError: [gloo] Connection closed by peer [10.0.0.7]:29500"
@@ -182,17 +182,30 @@ def test_a_job_that_is_never_admitted_says_why_while_it_waits_and_when_it_ends(c
     assert [each for each in caplog.messages if "waits" in each] == [f"TrainJob {JOB.name} waits: {WAITS}"]
 
 
+@pytest.mark.parametrize("pods", [(), ("Pending", "Pending")])
+def test_an_admitted_job_that_gets_no_worker_says_why(connected, caplog, pods):
+    """On a live cluster no pod could be made, and for a day nothing was said."""
+    caplog.set_level(logging.INFO)
+    warning = "QuotaExceeded: no GPUs are left"
+    with served([Scene(0, pods)]) as cluster, pytest.raises(PosgapError, match=f"{warning}$"):
+        run_job(connected(cluster), Job(JOB.name, JOB.runtime, [], 2, seconds=1))
+    assert [each for each in caplog.messages if "waits" in each] == [f"TrainJob {JOB.name} waits: {warning}"]
+
+
+def test_a_job_that_runs_for_too_long_says_so(connected, caplog):
+    with (
+        served([Scene(0, ("Running", "Running"))]) as cluster,
+        pytest.raises(PosgapError, match=" 1 s, .* It was running"),
+    ):
+        run_job(connected(cluster), Job(JOB.name, JOB.runtime, [], 2, seconds=1))
+    assert cluster.deleted == [JOB.name] and "waits" not in caplog.text
+
+
 def test_an_account_that_may_not_read_workloads_is_told_once(connected, caplog):
     with served([Scene(0, queue=WAITS)]) as cluster, pytest.raises(PosgapError):
         cluster.refuse["GET", "/workloads"] = [(403, "forbidden")] * 9
         run_job(connected(cluster), Job(JOB.name, JOB.runtime, [], 1, seconds=1))
     assert len([each for each in caplog.messages if "workloads" in each]) == 1
-
-
-def test_a_job_that_takes_too_long_is_deleted(connected):
-    with served([STARTING]) as cluster, pytest.raises(PosgapError, match=" 1 s, "):
-        run_job(connected(cluster), Job(JOB.name, JOB.runtime, [], 1, seconds=1))
-    assert cluster.deleted == [JOB.name]
 
 
 def test_a_second_run_joins_the_job_that_is_under_way(connected, caplog):

@@ -20,18 +20,19 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 2.0  # between two polls
 SILENCE_SECONDS = 300.0  # how long a cluster that does not answer is waited for
 COMPLETE, FAILED = "Complete", "Failed"
+PENDING = "Pending"  # of a worker's pod
 Create = Callable[["TrainerClient", Job], None]
 NODE = "node-0"
 AGAIN_SECONDS = 2.0
 LAST_SECONDS = 20.0  # how long to wait for a log's last lines
 END_LINES = 20
-QUEUE_SECONDS = 15.0  # between two looks at why a job waits
+QUEUE_SECONDS = 15.0  # between two looks at why no worker runs
 
 
 def run_job(client: TrainerClient, job: Job, create: Create = create) -> None:
     """Runs the job to its end and deletes it. If a job of its name is running already, that one is followed instead.
 
-    The output of node 0 is printed here, and while the job waits, why Kueue does not admit it. Raises `PosgapError`
+    The output of node 0 is printed here, and until a worker runs, what it waits for. Raises `PosgapError`
     with the best explanation of a failure, if the job is not done in time, or if somebody deletes it, and
     `TerminationSignal` after SIGTERM. If the cluster no longer answers, this gives up but the job continues; the next
     call joins it.
@@ -41,18 +42,18 @@ def run_job(client: TrainerClient, job: Job, create: Create = create) -> None:
         in_cluster = JobInCluster(client, job.name)
         try:
             ended = _attempt(cluster, in_cluster, job, create)
-            queue = "" if ended.status in (COMPLETE, FAILED) else in_cluster.queue_words()
-            why = None if ended.status == COMPLETE else why_it_failed(client, ended, in_cluster)
+            why = why_it_failed(client, ended, in_cluster) if ended.status == FAILED else None
+            waits = _waits_for(ended, in_cluster)
         except KeyboardInterrupt:
             cluster.delete(job.name)
             raise
         cluster.delete(job.name)
-    if why is None:
-        return
-    error = PosgapError if why.is_refusal else ProcessFailure
-    if ended.status == FAILED:
+    if why:
+        error = PosgapError if why.is_refusal else ProcessFailure
         raise error(f"TrainJob {job.name} failed. {why}")
-    raise error(f"TrainJob {job.name} was not done after {job.seconds} s, and is deleted. {queue or why}")
+    if ended.status != COMPLETE:
+        why_not = waits or "It was running: give it a longer --timeout, and it resumes from its checkpoint"
+        raise ProcessFailure(f"TrainJob {job.name} was not done after {job.seconds} s, and is deleted. {why_not}")
 
 
 class _Cluster:
@@ -109,17 +110,24 @@ def _attempt(cluster: _Cluster, in_cluster: JobInCluster, job: Job, create: Crea
     with print_log(cluster.client, job.name):
         state = cluster.get_state(job.name)
         while state and state.status not in (COMPLETE, FAILED) and time.monotonic() <= deadline:
-            if not state.steps and time.monotonic() >= look_at:
+            if time.monotonic() >= look_at:
                 look_at = time.monotonic() + QUEUE_SECONDS
-                queue = in_cluster.queue_words()
-                if queue and queue != told:
-                    log.info("TrainJob %s waits: %s", job.name, queue)
-                told = queue or told
+                waits = _waits_for(state, in_cluster)
+                if waits and waits != told:
+                    log.info("TrainJob %s waits: %s", job.name, waits)
+                told = waits or told
             cluster.wait_for_poll()
             state = cluster.get_state(job.name)
     if not state:
         raise PosgapError(f"TrainJob {job.name} was deleted by somebody else; the same command goes on")
     return state
+
+
+def _waits_for(state: TrainJob, in_cluster: JobInCluster) -> str:
+    """Returns why no worker has started: Kueue's words, or Kubernetes' newest warning; empty if one has."""
+    if any(step.status != PENDING for step in state.steps):
+        return ""
+    return in_cluster.queue_words() or "".join(in_cluster.events()[-1:])
 
 
 def _start(cluster: _Cluster, in_cluster: JobInCluster, job: Job, create: Create) -> None:

@@ -143,14 +143,17 @@ class JobInCluster:
         return {each["type"]: each.get("message") or each.get("reason", "") for each in held}
 
     def events(self) -> list[str]:
-        """Returns the warnings of the job and its parts, oldest first, each once."""
+        """Returns the warnings of the job and its parts, oldest first, each once. An earlier job of its name has left
+        some, too."""
         if self.core is None:
             return []
         own = []
+        begun = self._job().get("metadata", {}).get("creationTimestamp", "")
         for event in self._items("events", self.core.list_namespaced_event, field_selector="type=Warning"):
-            if event.involved_object and (event.involved_object.name or "").startswith(self.name):
+            name = (event.involved_object and event.involved_object.name) or ""
+            if name.startswith(self.name) and _time_of(event) >= begun:
                 own.append(event)
-        own.sort(key=lambda each: str(each.last_timestamp or each.event_time or each.first_timestamp or ""))
+        own.sort(key=_time_of)
         return list(dict.fromkeys(f"{each.reason}: {' '.join((each.message or '').split())}" for each in own))
 
     def queue_words(self) -> str:
@@ -189,6 +192,12 @@ class JobInCluster:
         except HTTPError as error:
             log.debug("%s of %s: %s", what, self.name, error)
         return None
+
+
+def _time_of(event: Any) -> str:
+    """When an event last happened, in UTC, as Kubernetes writes it."""
+    when = event.last_timestamp or event.event_time or event.first_timestamp
+    return f"{when:%Y-%m-%dT%H:%M:%SZ}" if when else ""
 
 
 def _queue_words(conditions: Sequence[Mapping[str, str]]) -> str:
