@@ -254,6 +254,14 @@ def test_the_registry_must_answer(form, monkeypatch):
     assert "MLFLOW_TRACKING_URI is not set in this pod" in refused(form)
 
 
+def test_a_server_that_does_not_answer_is_worth_another_try(form, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    for methods, may_pass in (("r1", True), ("r9", False)):
+        with pytest.raises(Rejection) as rejected:
+            preflight(form.model_copy(update={"methods": methods}))
+        assert rejected.value.may_pass == may_pass
+
+
 def test_data_and_model_in_s3_are_looked_at_without_the_weights(form, bucket, model_folder, tmp_path, s3_calls):
     name, _ = split_uri(bucket)
     client = boto3.client("s3")

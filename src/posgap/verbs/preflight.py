@@ -34,9 +34,11 @@ PREFLIGHT_FILE = "preflight.json"
 def preflight(config: PreflightConfig, out: Path, run: Run) -> None:
     """Writes `preflight.json`: the results of the checks, and the parameters of each stage of the pipeline.
 
-    Raises `Rejection` with all faults in one line. Earlier results are never reused, since the world may have changed.
+    Raises `Rejection` with all faults in one line; it may pass if each of them may, such as a server that does not
+    answer. Earlier results are never reused, since the world may have changed.
     """
     wrong = list(complaints(config))
+    may_pass = not wrong  # as long as only servers did not answer
     results = {}
     said = redact_value(flat_settings(config.settings))
     for name, value in said.items():
@@ -47,6 +49,7 @@ def preflight(config: PreflightConfig, out: Path, run: Run) -> None:
         policy = registered_policy(config.registered_name)
     except PosgapError as error:
         wrong.append(str(error))
+        may_pass = may_pass and error.may_pass
     given = settings(with_guards(config, policy) if policy else config)
     if policy:
         del given["gate"]["guards"]  # which the policy decides
@@ -55,6 +58,7 @@ def preflight(config: PreflightConfig, out: Path, run: Run) -> None:
             results[name] = check()
         except PosgapError as error:
             wrong += {str(error)} - {*wrong}  # several checks report the same missing thing
+            may_pass = may_pass and error.may_pass
     plan: dict[str, object] = {"found": results, "wrong": wrong, "given": said, "settings": given}
     if not wrong:
         plan |= {"candidates": candidates(config.methods), "layered": has_on_top(config.methods)}
@@ -65,6 +69,9 @@ def preflight(config: PreflightConfig, out: Path, run: Run) -> None:
     run.artifact(out)
     if wrong:
         listed = "; ".join(f"({number}) {fault}" for number, fault in enumerate(wrong, start=1))
-        raise Rejection(f"{len(wrong)} thing{'s' * (len(wrong) > 1)} to correct before the run can start: {listed}")
+        things = f"{len(wrong)} thing{'s' * (len(wrong) > 1)}"
+        rejection = Rejection(f"{things} to correct before the run can start: {listed}")
+        rejection.may_pass = may_pass
+        raise rejection
     for name, result in results.items():
         log.log(RESULT, "%s: %s", name, result)
