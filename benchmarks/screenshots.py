@@ -53,7 +53,7 @@ def main() -> None:
     if not program():
         raise SystemExit("no Chromium on PATH")
     with browser() as page, tempfile.TemporaryDirectory() as folder:
-        demo_pictures(page, options.demo.resolve())
+        demo_pictures(page, options.demo.resolve(), Path(folder))
         transcripts = options.transcripts.resolve()
         mlflow_picture(page, transcripts, Path(folder))
         sweep = ["--model", "small", "--task", "kv", "--examples", "eval.jsonl.gz", "--max-new-tokens", "3"]
@@ -66,15 +66,16 @@ def main() -> None:
         picture(page, "rag-mitigate", compare_on_a_log(Path(folder)), "change", 1010)
 
 
-def demo_pictures(page: Page, demo: Path) -> None:
+def demo_pictures(page: Page, demo: Path, folder: Path) -> None:
     """Takes the demo's curves, the pages of its base, and of the comparison with it."""
     shutil.copy(demo / "curves.png", ROOT / "docs" / "position-gap.png")
     runs = "seed-*/pipeline/*"
     base = _newest(demo, f"{runs}/merge/out/sweep.html")
-    compared = _newest(demo, f"{runs}/*/compare-*/out/comparison.html")
+    trained = _newest(demo, f"{runs}/*/merge-*/out/sweep.html")
+    run(folder, "compare", str(base.parent), str(trained.parent), "--out", "compared")
     picture(page, "sweep-report", base, "result", 900)
     picture(page, "sweep-examples", base, "examples", 900)
-    picture(page, "comparison-examples", compared, "examples", 900)
+    picture(page, "comparison-examples", folder / "compared/comparison.html", "examples", 900)
 
 
 def mlflow_picture(page: Page, transcripts: Path, folder: Path) -> None:

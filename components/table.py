@@ -1,11 +1,10 @@
 """The KFP components: what each verb that is a step of pipelines takes and gives. The run page shows its outputs."""
 
 from posgap.components.making import SERVE, TRAIN, make_component
-from posgap.kubeflow.form import STAGES
+from posgap.kubeflow.artifacts import PLAN
 
 _FIGURES = {"curve": "HTML", "metrics": "Metrics"}
-_PLAN = {"candidates": "list", "layered": "bool", "parts": "list", "recipe": "str", "only_new": "bool"}
-_PLAN |= {"approval": "bool", "train_cpu": "str", "train_memory": "str"} | dict.fromkeys(STAGES, "dict")
+_PLAN = ", ".join(f"({name!r}, {kind})" for name, kind in PLAN.items())
 
 apply = make_component("apply", {"model": "Model"}, {"out": "Model"}, optional={"found": "Artifact"}, settings=True)
 champion = make_component(
@@ -60,7 +59,7 @@ preflight = make_component(
     "preflight",
     {},
     {"out": "Artifact", "checks": "Markdown"},
-    returns=f'NamedTuple("Plan", [{", ".join(f"({name!r}, {kind})" for name, kind in _PLAN.items())}])',
+    returns=f'NamedTuple("Plan", [{_PLAN}])',
 )
 promote = make_component(
     "promote",

@@ -9,8 +9,6 @@ from kfp import dsl
 from posgap.components.table import (
     apply,
     champion,
-    compare,
-    data_version,
     distill,
     gate,
     merge,
@@ -23,7 +21,6 @@ from posgap.components.table import (
     train_job,
     validate,
 )
-from posgap.distillation.methods import MITIGATE
 from posgap.kubeflow.form import commonly
 from posgap.options.cluster import ClusterConfig
 from posgap.options.preflight import PIPELINE_BACKENDS
@@ -50,39 +47,27 @@ def mitigation_pipeline(cluster: ClusterConfig) -> Callable:
         ending = pools.report(report(registered_name=name)).set_caching_options(False)
         with dsl.ExitHandler(ending, name="mitigation"):
             plan = pools.preflight(preflight(trainer=cluster.trainer, **parameters)).set_caching_options(False)
-            source = {"data": parameters["data_train"], "data_eval": parameters["data_eval"], "model": model}
-            made = {"recipe": plan.outputs["recipe"], "only_new": plan.outputs["only_new"]}
-            data = pools.small(data_version(name=name, **source, **made)).set_caching_options(False)
             # KFP's importer takes its address from its group's inputs alone, never from a step beside it: a group of
-            # their own makes `data_version`'s outputs the importers' inputs.
-            with dsl.If(data.outputs["Output"] == True, name="something to do"):  # noqa: E712  KFP reads it
-                registered = {"name": name, "approval": plan.outputs["approval"]}
-                _measure_and_mitigate(plan.outputs, data.outputs, pools, model, registered)
+            # their own makes `preflight`'s outputs the importers' inputs.
+            with dsl.If(plan.outputs["Output"] == True, name="something to do"):  # noqa: E712  KFP reads it
+                _measure_and_mitigate(plan.outputs, pools, model, name)
 
     return mitigation
 
 
-def _measure_and_mitigate(
-    given: Mapping[str, Any],
-    data: Mapping[str, Any],
-    pools: Pools,
-    model: str,
-    registered: Mapping[str, Any],
-) -> None:
-    """Makes the steps that need GPUs. `given` is the output of `preflight` for each stage, and `data` the choice of
-    `data_version`. `registered` has the name of the registered model, and says whether an admitted model waits for
-    approval.
+def _measure_and_mitigate(given: Mapping[str, Any], pools: Pools, model: str, name: str) -> None:
+    """Makes the steps that need GPUs. `given` is the output of `preflight`, and `name` that of the registered model.
 
     KFP takes a step from its cache if its parameters and the names of its artifacts are the same. So each cached step
     has a digest of all its origins as a parameter: `measured` if these are evaluation data and base model, `made` if
     the training data belong to them too, and one of its own for the champion.
     """
-    measured = {"cache_key": data["eval_key"]}
-    made = {"cache_key": data["train_key"]}
+    measured = {"cache_key": given["eval_key"]}
+    made = {"cache_key": given["train_key"]}
     # None has a display name: KFP records an importer's artifact by that, and its consumers look for the task's key.
     base = dsl.importer(artifact_uri=model, artifact_class=dsl.Model).output
-    train_raw = dsl.importer(artifact_uri=data["uri"], artifact_class=dsl.Dataset).output
-    eval_raw = dsl.importer(artifact_uri=data["eval_uri"], artifact_class=dsl.Dataset).output
+    train_raw = dsl.importer(artifact_uri=given["train_uri"], artifact_class=dsl.Dataset).output
+    eval_raw = dsl.importer(artifact_uri=given["eval_uri"], artifact_class=dsl.Dataset).output
     checked = {"model": base, "settings": given["validate"]}
     # The training data give way, so what is measured stays the same if only they are new.
     held_out = pools.small(validate(examples=eval_raw, **checked, **measured))
@@ -99,22 +84,21 @@ def _measure_and_mitigate(
         return merged.set_display_name(f"curve {title}").outputs["out"]
 
     before = sweep_in_parts(base, "base", measured, label="base")
-    rival = {"name": registered["name"], "version": data["champion"], "cache_key": data["champion_key"]}
+    rival = {"name": name, "version": given["champion"], "cache_key": given["champion_key"]}
     best = pools.inference(champion(examples=held_out, like=before, **rival)).outputs["out"]
 
     def judge(candidate, title: str) -> None:
-        """Sweeps a candidate, compares it with the base, and promotes it if the gate admits it."""
+        """Sweeps a candidate, and promotes it if the gate admits it."""
         after = sweep_in_parts(candidate, title, made)
-        comparison = compare(reference=before, candidate=after, settings=given["compare"], **made)
-        pools.cpu(comparison).set_display_name(f"compare {title}")
         # Its verdict is what the run is about, and each run's report shows it.
         swept_alike = {"candidate": after, "base": before, "champion": best, "examples": held_out}
-        decision = pools.gate(gate(**swept_alike, name=registered["name"], settings=given["gate"]))
+        decision = pools.gate(gate(**swept_alike, name=name, settings=given["gate"]))
         decision.set_caching_options(False)
         decision.set_display_name(f"gate {title}")
         with dsl.If(decision.outputs["Output"] == True, name="admitted"):  # noqa: E712
             judged = {"model": candidate, "gate": decision.outputs["out"], "sweep": after, "examples": held_out}
-            crowned = promote(base=base, **judged, **registered, recipe=given["recipe"])
+            registered = {"name": name, "approval": given["approval"], "recipe": given["recipe"]}
+            crowned = promote(base=base, **judged, **registered)
             # Its effect is on the registry, which no cache can repeat.
             pools.promote(crowned).set_caching_options(False).set_display_name(f"promote {title}")
 
@@ -126,21 +110,20 @@ def _measure_and_mitigate(
         applied = pools.cpu(apply(model=model, found=found, certain=False, **made))
         judge(applied.set_display_name(f"apply{of}").outputs["out"], title)
 
-    with dsl.ParallelFor(given["candidates"], name="candidates") as method:
-        with dsl.If(method == MITIGATE.name, name="mitigation"):
-            judge_mitigated(base, given["mitigate"], "", "mitigated")
-        with dsl.If(method != MITIGATE.name, name="distillation"):
-            asked = teacher(examples=train, model=base, sweep=before, settings=given["teacher"], **made)
-            responses = pools.inference(asked).outputs["out"]
-            learned = {"examples": train, "responses": responses, "model": base, "method": method, **made}
-            if pools.cluster.trainer:
-                trained = pools.job(train_job(work="", settings=given["train_job"], **learned))
-            else:
-                amounts = given["train_cpu"], given["train_memory"]
-                trained = pools.train(distill(settings=given["distill"], **learned), *amounts)
-            judge(trained.outputs["out"], "distilled")
-            with dsl.If(given["layered"] == True, name="on top"):  # noqa: E712
-                judge_mitigated(trained.outputs["out"], given["on_top"], " distilled", "distilled and mitigated")
+    with dsl.If(given["mitigated"] == True, name="mitigation"):  # noqa: E712
+        judge_mitigated(base, given["mitigate"], "", "mitigated")
+    with dsl.ParallelFor(given["trained"], name="distillation") as method:
+        asked = teacher(examples=train, model=base, sweep=before, settings=given["teacher"], **made)
+        responses = pools.inference(asked).outputs["out"]
+        learned = {"examples": train, "responses": responses, "model": base, "method": method, **made}
+        if pools.cluster.trainer:
+            trained = pools.job(train_job(work="", settings=given["train_job"], **learned))
+        else:
+            amounts = given["train_cpu"], given["train_memory"]
+            trained = pools.train(distill(settings=given["distill"], **learned), *amounts)
+        judge(trained.outputs["out"], "distilled")
+        with dsl.If(given["layered"] == True, name="on top"):  # noqa: E712
+            judge_mitigated(trained.outputs["out"], given["on_top"], " distilled", "distilled and mitigated")
 
 
 mitigation = mitigation_pipeline(cluster_config())

@@ -150,7 +150,7 @@ def test_the_compiled_pipeline_and_its_form_know_a_package_s_method_and_paramete
     done = posgap(["pipeline", "compile", "--out", tmp_path / "pipeline.yaml"], form)
     assert codes(done) == [0, 0], said(done)
     plan = read_json(tmp_path / "form" / "preflight.json")
-    assert plan["candidates"] == ["r1", "reverse-kl"]
+    assert plan["trained"] == ["r1", "reverse-kl"] and not plan["mitigated"]
     assert plan["settings"]["distill"]["kl_temperature"] == 2 and plan["settings"]["gate"]["least_worst"] == 50
     spec, _ = yaml.safe_load_all((tmp_path / "pipeline.yaml").read_text())
     assert "reverse-kl" in spec["root"]["inputDefinitions"]["parameters"]["methods"]["description"]

@@ -149,7 +149,7 @@ def test_every_stage_is_a_run_below_the_demo(demo, tracked):
     children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
     stages = sorted(run.data.tags["posgap.stage"] for run in children)
     assert stages == [
-        *("champion", "compare", "data_version", "distill", "gate", "merge", "merge", "preflight", "promote", "report"),
+        *("champion", "distill", "gate", "merge", "merge", "preflight", "promote", "report"),
         *["sweep"] * 8,  # base and candidate, at the demo's length and at three others
         *("teacher", "validate", "validate"),
     ]
@@ -170,7 +170,7 @@ def test_a_second_demo_reuses_what_is_complete(demo, kv_file, tracked):
     posgap_demo(demo.out, kv_file)
     again = max((demo.work / "pipeline").iterdir(), key=lambda p: p.stat().st_mtime)
     # The champion of the first demo is looked for once.
-    assert made(again) - {"champion"} == {"preflight", "data-version", "gate", "promote", "report"}
+    assert made(again) - {"champion"} == {"preflight", "gate", "promote", "report"}
     assert len(tracked.search_model_versions("name='posgap-demo'")) == 1
     summary = read_json(demo.out / "summary.json")
     assert summary["candidate"] == demo.summary["candidate"]

@@ -55,17 +55,6 @@ def merge(sweeps: dsl.Input[list[dsl.Artifact]], out: dsl.Output[dsl.Artifact], 
 
 
 @toy
-def compare(
-    reference: dsl.Input[dsl.Artifact],
-    candidate: dsl.Input[dsl.Artifact],
-    out: dsl.Output[dsl.Artifact],
-    settings: dict = {},  # noqa: B006
-    cache_key: str = "",
-):
-    open(out.path, "w").close()
-
-
-@toy
 def teacher(
     examples: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],
@@ -99,6 +88,6 @@ def pipeline() -> Callable:
     from posgap.pipelines import mitigation
 
     with pytest.MonkeyPatch.context() as patched:
-        for component in (validate, sweep, merge, compare, teacher, distill):
+        for component in (validate, sweep, merge, teacher, distill):
             patched.setattr(mitigation, component.name, component)
         return mitigation.mitigation_pipeline(ClusterConfig())

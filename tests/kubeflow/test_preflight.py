@@ -17,6 +17,7 @@ from posgap.foundation.fields import settings_text
 from posgap.foundation.files import read_json
 from posgap.foundation.locations import split_uri
 from posgap.gating.demands import Guard, Policy
+from posgap.kubeflow import prerequisites
 from posgap.kubeflow.form import as_config, candidates, complaints, recipe, remedies, settings, shards
 from posgap.kubeflow.training_pool import VARIABLE, amount, requests, require_room
 from posgap.models.loading import load_tokenizer, save_model
@@ -43,11 +44,13 @@ def test_a_form_that_is_right_becomes_what_each_stage_is_given(form):
     values = {"methods": "r1+lpes", "shards": 4, "max_gap": 12.0}
     values["settings"] = "shards: 2\nseed: 3\napproval: true\ndtype: float32\nepochs: 1\nlimit: 9\nsweep: {limit: 5}\n"
     plan = read_plan(preflight(form.model_copy(update=values)))
-    assert [plan[name] for name in ("approval", "only_new")] == [True, False]
+    assert plan["approval"] and plan["version"]["note"] == "taken whether it is new or not"
+    assert [plan["version"][name] for name in ("uri", "eval_uri")] == [form.data_train, form.data_eval]
     said = {"shards": 2, "seed": 3, "approval": True, "dtype": "float32", "epochs": 1, "limit": 9, "sweep.limit": 5}
     assert plan["given"] == said
     assert (
-        plan["candidates"] == ["r1", "mitigate"]
+        plan["trained"] == ["r1"]
+        and plan["mitigated"]
         and not plan["layered"]
         and plan["parts"] == ["1/2", "2/2"]
         and not plan["wrong"]
@@ -63,7 +66,6 @@ def test_a_form_that_is_right_becomes_what_each_stage_is_given(form):
             "distill": {"task": "kv", "seed": 3, "limit": 9, "dtype": "float32", "epochs": 1},
         },
         "mitigate": prompts | {"dtype": "float32", "limit": 9, "methods": ["lpes"]},
-        "compare": {},
         "gate": {"max_gap": 12.0, "candidates": 2, "guards": "{longer: {}}"},
     }
     assert as_config("sweep", plan["settings"]["sweep"]).limit == 5
@@ -186,7 +188,7 @@ def test_a_mitigation_on_top_of_what_is_trained_has_settings_of_its_own(form):
         "settings": settings_text({"budget": "10m", "on_top.budget": "5m"}),
     }
     plan = read_plan(preflight(form.model_copy(update=values)))
-    assert plan["candidates"] == ["r1", "mitigate"] and plan["layered"]
+    assert plan["trained"] == ["r1"] and plan["mitigated"] and plan["layered"]
     assert plan["settings"]["gate"]["candidates"] == 3  # one more on top of what r1 trains
     base, on_top = plan["settings"]["mitigate"], plan["settings"]["on_top"]
     assert base["methods"] == ["lpes"]
@@ -214,14 +216,19 @@ def test_mitigations_are_those_that_the_backend_serves():
 @pytest.mark.parametrize(
     ("methods", "shards", "advice"),
     [
-        ("r1", 40, "give at most 32 shards, or fewer methods"),
-        ("r1+sft+seqkd then mitigate", 4, "give at most 3 shards, or fewer methods"),
-        ("r1+sft+seqkd+r2 then mitigate", 2, "give fewer methods"),
+        ("r1", 40, "give at most 33 shards, or fewer methods"),
+        ("r1+sft+seqkd then mitigate", 5, "give at most 4 shards, or fewer methods"),
+        ("r1+sft+seqkd+r2 then mitigate", 4, "give at most 2 shards, or fewer methods"),
     ],
 )
 def test_a_run_is_bounded_by_what_argo_keeps_of_it(form, methods, shards, advice):
     complaint = refused(form, methods=methods, n_docs=40, shards=shards)
     assert f"methods, shards: {methods} in {shards} parts is more than the 1 MiB" in complaint and advice in complaint
+
+
+def test_methods_that_fit_in_no_number_of_parts_are_too_many(form, monkeypatch):
+    monkeypatch.setattr(prerequisites, "_MAX_WORKFLOW", 500_000)
+    assert "that Argo keeps of a run; give fewer methods" in refused(form, methods="r1+sft+seqkd", shards=2)
 
 
 def test_shards_are_at_most_as_many_as_placements(form):
@@ -326,9 +333,9 @@ def test_a_trainjob_wants_a_place_in_s3(form):
 
 
 def test_nothing_but_its_own_parameters_reaches_a_stage(form):
-    assert settings(form)["compare"] == {}
-    assert list(complaints(form.model_copy(update={"settings": settings_text({"compare.task": "qa"})}))) == [
-        "settings: compare.task: is set by the form or the pipeline, and cannot be set here"
+    assert settings(form)["gate"].keys() == {"max_gap", "candidates", "guards"}
+    assert list(complaints(form.model_copy(update={"settings": settings_text({"gate.task": "qa"})}))) == [
+        "settings: gate.task: is set by the form or the pipeline, and cannot be set here"
     ]
 
 

@@ -32,10 +32,11 @@ FORMS = {
     "watch": {"data_eval": DATA["eval_uri"], "registered_name": "champion"},
 }
 # What preflight says where a test says nothing else: one method, in one part.
-PLAN = {"candidates": ["r1"], "layered": False, "parts": ["1/1"], "train_cpu": "8", "train_memory": "64Gi"}
+PLAN = {"trained": ["r1"], "mitigated": False, "layered": False, "parts": ["1/1"], "Output": True}
+PLAN |= {"train_uri": DATA["uri"], "eval_uri": DATA["eval_uri"], "train_cpu": "8", "train_memory": "64Gi"}
 REFUSED = {"gate": {"Output": False}}
-NOTHING_NEW = {"data_version": {**DATA, "Output": False}}
-NEVER_CACHED = {"preflight", "data_version", "gate", "promote", "report"}
+NOTHING_NEW = {"preflight": PLAN | {"Output": False}}
+NEVER_CACHED = {"preflight", "gate", "promote", "report"}
 OURS = f"ghcr.io/posgap/posgap-cpu:{__version__}"
 
 
@@ -101,7 +102,7 @@ def test_a_mitigation_run_resolves_to_its_end(kfp, said, fails, root, promoted, 
 
 @pytest.mark.parametrize("trainer", [False, True], ids=["in the pod", "by Kubeflow Trainer"])
 def test_each_step_is_given_what_its_own_branch_made(kfp, trainer):
-    plan = {**PLAN, "candidates": ["r1", "mitigate"], "layered": True, "parts": ["1/3", "2/3", "3/3"]}
+    plan = {**PLAN, "mitigated": True, "layered": True, "parts": ["1/3", "2/3", "3/3"]}
     text = compiled_text(mitigation_pipeline(ClusterConfig(trainer=trainer)))
     run = play_ours(kfp, text=text, said={"preflight": plan})
     assert run.has_succeeded and run.absent == []
@@ -148,7 +149,7 @@ def test_a_second_run_takes_from_the_cache_all_but_what_judges_and_acts(kfp):
     assert {component(path) for path in second.inputs} == NEVER_CACHED
     cached = [path for path, state in second.states.items() if state == "Cached"]
     assert set(cached) == {path for path in first.inputs if component(path) not in NEVER_CACHED}
-    changed = {"data_version": {**DATA, "eval_key": "new", "train_key": "new", "champion_key": "new"}}
+    changed = {"preflight": {**PLAN, "eval_key": "new", "train_key": "new", "champion_key": "new"}}
     assert "Cached" not in play_ours(kfp, said=changed, cache=True).states.values()
 
 

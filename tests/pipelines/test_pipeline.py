@@ -88,19 +88,19 @@ def runs(tmp_path_factory):
     return SimpleNamespace(run=run, client=MlflowClient(store), first=run())
 
 
-DISTILLED, MITIGATED, PART = "for-loop-4-iteration-0", "for-loop-4-iteration-1", "iteration"
+DISTILLED, PART = "for-loop-7-iteration-0", "iteration"
 
 
 def test_every_branch_runs_with_its_sweep_in_parts(runs):
-    base = {"preflight", "data-version", "validate", "validate-2", "merge", "champion", "report"}
+    base = {"preflight", "validate", "validate-2", "merge", "champion", "report"}
     base |= {f"for-loop-3-{PART}-{i}/sweep" for i in (0, 1)}
-    distilled = {"teacher", "distill", "merge-3", "compare-2", "gate-2", "promote-2"}
-    distilled |= {f"for-loop-9-{PART}-{i}/sweep-3" for i in (0, 1)}
-    mitigated = {"mitigate", "apply", "merge-2", "compare", "gate", "promote"}
-    mitigated |= {f"for-loop-6-{PART}-{i}/sweep-2" for i in (0, 1)}
-    distilled |= {"mitigate-2", "apply-2", "merge-4", "compare-3", "gate-3", "promote-3"}  # on top of what was trained
-    distilled |= {f"for-loop-12-{PART}-{i}/sweep-4" for i in (0, 1)}
-    expected = base | {f"{DISTILLED}/{step}" for step in distilled} | {f"{MITIGATED}/{step}" for step in mitigated}
+    distilled = {"teacher", "distill", "merge-3", "gate-2", "promote-2"}
+    distilled |= {f"for-loop-8-{PART}-{i}/sweep-3" for i in (0, 1)}
+    mitigated = {"mitigate", "apply", "merge-2", "gate", "promote"}
+    mitigated |= {f"for-loop-5-{PART}-{i}/sweep-2" for i in (0, 1)}
+    distilled |= {"mitigate-2", "apply-2", "merge-4", "gate-3", "promote-3"}  # on top of what was trained
+    distilled |= {f"for-loop-11-{PART}-{i}/sweep-4" for i in (0, 1)}
+    expected = base | {f"{DISTILLED}/{step}" for step in distilled} | mitigated
     assert runs.first.error == "" and runs.first.steps == expected
     parts = [read_sweep(runs.first.folder / f"for-loop-3-{PART}-{i}/sweep/out").positions for i in (0, 1)]
     assert parts == [[1, 2], [3, 4]] and read_sweep(runs.first.folder / "merge/out").positions == [1, 2, 3, 4]
@@ -119,15 +119,15 @@ def test_what_the_run_page_shows(runs):
     assert curve["out"]["metadata"]["label"] == "r1"
     model = shown(f"{DISTILLED}/distill")["out"]["metadata"]
     assert (model["method"], model["framework"], model["stage"]) == ("r1", "transformers", "distill")
-    applied = runs.first.folder / MITIGATED / "apply/out"
-    assert shown(f"{MITIGATED}/apply")["out"]["metadata"]["method"] == "mitigate"
+    applied = runs.first.folder / "apply/out"
+    assert shown("apply")["out"]["metadata"]["method"] == "mitigate"
     assert read_json(applied / "mitigation.json")["name"] == "lpes"
     config = read_config(applied)  # where all factors are alike, transformers' own linear scaling
     assert CONFIG_KEY in config or config["rope_parameters"]["rope_type"] == "linear"
-    assert "What to change" in (runs.first.folder / MITIGATED / "mitigate/page").read_text()
-    assert (runs.first.folder / MITIGATED / "gate/rules").read_text().startswith("# Admitted\n")
-    assert shown(f"{MITIGATED}/gate")["metrics"]["metadata"]["passed"] == 1
-    assert (runs.first.folder / DISTILLED / "compare-2/page").stat().st_size > 1000
+    assert "What to change" in (runs.first.folder / "mitigate/page").read_text()
+    assert (runs.first.folder / "gate/rules").read_text().startswith("# Admitted\n")
+    assert shown("gate")["metrics"]["metadata"]["passed"] == 1
+    assert (runs.first.folder / DISTILLED / "gate-2/page").stat().st_size > 1000
     assert "- **model**: llama, 2 layers" in (runs.first.folder / "preflight/checks").read_text()
     assert (runs.first.folder / "report/summary").read_text().startswith("# The run succeeded\n")
 
@@ -145,7 +145,7 @@ def test_a_mitigation_on_top_is_searched_and_put_in_force_in_the_trained_model(r
 
 def test_the_better_candidate_is_the_champion_and_the_report_says_so(runs):
     report = runs.first.report
-    sweeps = {"r1": f"{DISTILLED}/merge-3/out", "mitigate": f"{MITIGATED}/merge-2/out"}
+    sweeps = {"r1": f"{DISTILLED}/merge-3/out", "mitigate": "merge-2/out"}
     sweeps["r1 then mitigate"] = f"{DISTILLED}/merge-4/out"
     assert report["status"] == "succeeded"
     assert {c["label"]: c["gate"] for c in report["candidates"]} == dict.fromkeys(sweeps, "admitted")
@@ -155,7 +155,7 @@ def test_the_better_candidate_is_the_champion_and_the_report_says_so(runs):
 
 def test_with_nothing_new_it_ends_before_anything_is_spent(runs):
     run = runs.run(only_new=True)
-    assert run.error == "" and run.steps == {"preflight", "data-version", "report"}
+    assert run.error == "" and run.steps == {"preflight", "report"}
     assert run.report["status"] == "succeeded" and run.report["skipped"].startswith("skipped: tiny version ")
 
 
@@ -163,8 +163,8 @@ def test_a_refusing_gate_stops_promotion_and_not_the_report(runs):
     before = runs.client.get_model_version_by_alias("tiny", "champion").version
     run = runs.run(max_gap=0.0)
     # The champion is new, too, and its sweep is at hand.
-    gates = f"{DISTILLED}/gate-2", f"{MITIGATED}/gate", f"{DISTILLED}/gate-3"
-    assert run.steps == {"preflight", "data-version", "champion", "report", *gates}
+    gates = f"{DISTILLED}/gate-2", "gate", f"{DISTILLED}/gate-3"
+    assert run.steps == {"preflight", "champion", "report", *gates}
     assert "using the sweep with which the champion was promoted" in run.log
     verdicts = [read_verdict(run.folder / step / "out") for step in gates]
     assert not any(verdict.passed for verdict in verdicts)
@@ -196,8 +196,8 @@ def test_a_failing_step_ends_its_branch_and_the_webhook_is_told(runs, monkeypatc
     why, end = "no response at position 1 of 4 is correct", "; there is nothing to distil"
     assert why in run.error and f"{end} (the whole log is in " in run.error
     # The other branch goes on, from the cache.
-    always = {"preflight", "data-version", "champion", "report"}  # with another recipe it is looked for anew
-    assert run.steps == always | {f"{MITIGATED}/gate", f"{MITIGATED}/promote"}
+    always = {"preflight", "champion", "report"}  # with another recipe it is looked for anew
+    assert run.steps == always | {"gate", "promote"}
     (failed,) = run.report["failed"]
     assert failed["step"] == "teacher" and why in failed["error"] and failed["error"].endswith(end)
     assert posted == [run.report]

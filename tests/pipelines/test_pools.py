@@ -26,8 +26,8 @@ MADE = ("mitigated", "distilled", "distilled and mitigated")
 GATES, PROMOTIONS = ({f"{step} {made}" for made in MADE} for step in ("gate", "promote"))
 SEARCHES = {"mitigate", "mitigate distilled"}
 GENERATED = {"sweep base", "champion", *(f"sweep {made}" for made in MADE), "teacher"} | SEARCHES
-UNCACHED = {"preflight", "data-version", "report"} | GATES | PROMOTIONS
-SMALL = {"preflight", "data-version", "report", "validate eval", "validate train"}
+UNCACHED = {"preflight", "report"} | GATES | PROMOTIONS
+SMALL = {"preflight", "report", "validate eval", "validate train"}
 RETRIED = TRAINED | GENERATED | GATES | PROMOTIONS
 IMAGES = dict.fromkeys(TRAINED | SEARCHES, TRAIN) | dict.fromkeys(GENERATED - SEARCHES, SERVE)
 
@@ -62,7 +62,7 @@ def test_no_step_is_forgotten(steps):
     compiled = load(None)
     containers = {label for label, executor in compiled.executors.items() if "container" in executor}
     assert containers == compiled.platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"].keys()
-    assert len(containers) == len(steps) == 29 and steps.keys() >= TRAINED | GENERATED | UNCACHED
+    assert len(containers) == len(steps) == 25 and steps.keys() >= TRAINED | GENERATED | UNCACHED
 
 
 def test_every_step_lies_on_its_pool_with_all_it_asks_for(steps):
@@ -106,7 +106,7 @@ def test_of_the_committed_executors_only_those_that_need_a_secret_have_it(name):
     having = {secret: {label for label in held if secret in held[label]} for secret in ("posgap-webhook", "posgap-hub")}
     assert having["posgap-webhook"] == {"exec-report"}
     kinds = {re.sub(r"-\d+$", "", label) for label in having["posgap-hub"]}
-    read_nothing = {f"exec-{kind}" for kind in ("merge", "compare", "gate", "promote", "report", "watch")}
+    read_nothing = {f"exec-{kind}" for kind in ("merge", "gate", "promote", "report", "watch")}
     assert kinds and not kinds & read_nothing
     assert not {"posgap-webhook", "posgap-hub"} & CLUSTER.secrets.keys()
 
@@ -130,7 +130,7 @@ def test_what_watches_lies_where_its_twins_do(steps):
     asked = {name: resources(step) for name, step in watching.items()}
     assert {name for name, step in asked.items() if step.cached} == {"champion"}
     for name in ("data-version", "champion", "report"):
-        twin = resources(steps[name])
+        twin = resources(steps["preflight" if name == "data-version" else name])
         assert (asked[name].pool, asked[name].volumes, asked[name].image) == (twin.pool, twin.volumes, twin.image)
     assert asked["watch"].pool == CLUSTER.cpu.nodes and asked["watch"].accelerators == 0
     key = watching["champion"].task["inputs"]["parameters"]["cache_key"]
@@ -273,7 +273,7 @@ def test_every_cached_step_takes_a_digest_of_all_its_sources(steps):
     cached = {name: step.task["inputs"]["parameters"] for name, step in steps.items() if resources(step).cached}
     keys = {name: given["cache_key"]["componentInputParameter"] for name, given in cached.items()}
     measured = {"validate eval", "sweep base", "curve base"}
-    assert {name for name in keys if keys[name] == "pipelinechannel--data-version-eval_key"} == measured
-    assert keys["champion"] == "pipelinechannel--data-version-champion_key"
+    assert {name for name in keys if keys[name] == "pipelinechannel--preflight-eval_key"} == measured
+    assert keys["champion"] == "pipelinechannel--preflight-champion_key"
     others = keys.keys() - measured - {"champion"}
-    assert {keys[name] for name in others} == {"pipelinechannel--data-version-train_key"}
+    assert {keys[name] for name in others} == {"pipelinechannel--preflight-train_key"}

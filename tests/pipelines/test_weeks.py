@@ -19,10 +19,10 @@ from posgap.gating.verdict import judge, read_verdict
 from posgap.pipelines.local import run_locally
 
 pytestmark = [pytest.mark.full, pytest.mark.nightly]
-TRAINED = {"validate-2", "teacher", "distill", "compare-2", "gate-2"}
+TRAINED = {"validate-2", "teacher", "distill", "gate-2"}
 MEASURED = {"validate", "sweep", "merge"}
 AFTER = {"sweep-3", "merge-3"}  # of the candidate
-ALWAYS = {"preflight", "data-version", "report"}
+ALWAYS = {"preflight", "report"}
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def weeks(tmp_path_factory, model_folder, empty_store):
                 report=read_json(folder / "report" / "out" / "report.json"),
                 gate=gates[0] if gates else None,
                 verdict=read_verdict(gates[0]) if gates else None,
-                note=read_json(folder / "data-version" / "out" / "version.json")["note"],
+                note=read_json(folder / "preflight" / "out" / "preflight.json")["version"]["note"],
                 champion=int(champion.version),
             )
         )
@@ -90,7 +90,7 @@ def test_the_first_week_makes_a_champion_of_new_data(weeks):
 
 def test_one_method_alone_enters_one_branch_and_one_part_is_the_sweep(weeks):
     # Of the base's sweep, of the methods, and of the candidate's sweep.
-    assert weeks.played[0].loops == {f"for-loop-{loop}-iteration-0" for loop in (3, 4, 9)}
+    assert weeks.played[0].loops == {f"for-loop-{loop}-iteration-0" for loop in (3, 7, 8)}
 
 
 def test_a_week_with_nothing_new_ends_before_anything_is_spent(weeks):

@@ -16,8 +16,11 @@ from posgap.measurement.sweeps import read_sweep
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.positions import format_positions
 
-# The output of `preflight` for the run, before that for each stage.
-OF_PLAN = ("candidates", "layered", "parts", "recipe", "only_new", "approval", "train_cpu", "train_memory")
+# The outputs of `preflight`, with their types: whether there is anything to do (KFP's local runner knows a condition at
+# the top by no other name), which groups of steps run, what is read and cached, and the settings of each stage.
+PLAN = dict.fromkeys(("Output", "mitigated", "layered", "approval"), "bool") | {"trained": "list", "parts": "list"}
+PLAN |= dict.fromkeys(("recipe", "train_cpu", "train_memory", "train_uri", "eval_uri", "champion"), "str")
+PLAN |= dict.fromkeys(("eval_key", "train_key", "champion_key"), "str") | dict.fromkeys(STAGES, "dict")
 ROUNDED = 3  # digits after the point, in metrics
 
 
@@ -101,8 +104,8 @@ def show_data_version(
 
 
 def show_preflight(out: Any, checks: Any) -> tuple:
-    """Shows the result of each check of `preflight`, the form's settings, and the settings of each stage; returns the
-    latter after those of the run."""
+    """Shows the result of each check of `preflight`, the form's settings, and the settings of each stage; returns what
+    `PLAN` names."""
     plan = read_json(Path(out.path) / "preflight.json")
     lines = ["# Ready to run", "", *(f"- **{name}**: {result}" for name, result in plan["found"].items())]
     for title, values in {"Settings": plan["given"], "What each stage is given": plan["settings"]}.items():
@@ -111,7 +114,11 @@ def show_preflight(out: Any, checks: Any) -> tuple:
     lines.append("")
     Path(checks.path).write_text("\n".join(lines), encoding="utf-8")
     describe_artifact(out)
-    return *(plan[name] for name in OF_PLAN), *(plan["settings"].get(stage, {}) for stage in STAGES)
+    version = plan["version"]
+    given = {stage: {} for stage in STAGES} | plan["settings"] | plan
+    given |= {"Output": not version["skip"], "train_uri": version["uri"], "eval_uri": version["eval_uri"]}
+    given |= {"champion": version["champion"] or ""} | {f"{of}_key": key for of, key in version["cache_keys"].items()}
+    return tuple(given[name] for name in PLAN)
 
 
 def show_examples(out: Any, page: Any, metrics: Any) -> None:

@@ -18,7 +18,6 @@ from posgap.kubeflow.training_pool import amount, requests
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.options.base import Config
 from posgap.options.cluster import PoolConfig
-from posgap.options.compare import CompareConfig
 from posgap.options.distill import DistillConfig
 from posgap.options.gate import GateConfig
 from posgap.options.mitigate import MitigateConfig
@@ -37,10 +36,8 @@ STAGES: dict[str, type[Config]] = {
     "train_job": TrainJobConfig,
     "mitigate": MitigateConfig,
     "on_top": MitigateConfig,  # the same on top of a trained model
-    "compare": CompareConfig,
     "gate": GateConfig,
 }
-JUDGING = ("compare", "gate")  # stages that change no model
 # The form's fields that are passed on to stages, by the stages' names for them.
 FORM_FIELDS = {name: name for name in ("task", "n_docs", "seed", "max_gap", "guards")} | {
     "backend": "inference_backend"
@@ -225,8 +222,7 @@ def recipe(form: PreflightConfig) -> str:
     parameters of the stages that make and measure them, and posgap's version, which is that of the images."""
     form = with_run_settings(form)
     by_stage = settings(form)
-    for name in JUDGING:
-        del by_stage[name]
+    del by_stage["gate"]  # which changes no model
     return digest_of([__version__, sorted(candidates(form.methods)), form.trainer, by_stage])
 
 

@@ -29,9 +29,9 @@ from posgap.tasks.registry import TASKS
 # the bytes of a pipeline, of each model that it judges, and of each part of a sweep. They were estimated from compiled
 # pipelines (tests/helpers/workflow_size.py), and are within 3 % of the output of KFP 2.17's own compiler and driver for
 # four runs. A tenth is left for long addresses.
-_PIPELINE = 365_000
-_MODEL = 65_500
-_PART = 7_900
+_PIPELINE = 335_000
+_MODEL = 54_000
+_PART = 8_350
 _MAX_WORKFLOW = 2**20 * 9 // 10
 _SMALL = (".json", ".txt", ".model", ".jinja")  # endings of a model folder's files other than its weights
 

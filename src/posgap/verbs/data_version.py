@@ -4,6 +4,7 @@ import functools
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from posgap.foundation.files import digest_of, write_json
 from posgap.foundation.heavy_types import ModelVersion
@@ -23,8 +24,13 @@ VERSION_FILE = "version.json"
 
 @functools.partial(stage, name="data_version")
 def _write_version(config: DataVersionConfig, out: Path, run: Run) -> None:
-    """Writes `version.json`: the newest data version, and which of data, base model and recipe have changed since the
-    champion.
+    """Writes what `find_version` says to `version.json`."""
+    write_json(out / VERSION_FILE, find_version(config, run))
+    run.artifact(out)
+
+
+def find_version(config: DataVersionConfig, run: Run) -> dict[str, Any]:
+    """Returns the newest data version, and which of data, base model and recipe have changed since the champion.
 
     If the champion was made from all of them, `skip` is true and the run's description in MLflow says why. If
     `only_new` is false, only the version is looked up. `cache_keys` has a digest of the inputs of a pipeline's steps,
@@ -58,7 +64,6 @@ def _write_version(config: DataVersionConfig, out: Path, run: Run) -> None:
         "skip": config.only_new and not changed,
         "note": note,
     }
-    write_json(out / VERSION_FILE, result)
     run.tags(
         {
             NOTE_TAG: note,
@@ -66,13 +71,13 @@ def _write_version(config: DataVersionConfig, out: Path, run: Run) -> None:
             "posgap.data_version": version.name,
         }
     )
-    run.artifact(out)
     log.log(RESULT, "data version %s, %s: %s", version.name, version.location, note)
+    return result
 
 
 def data_version(config: DataVersionConfig) -> Location | None:
-    """Writes what `_write_version` says if there is a folder to write, and returns that; else only prints the location
-    of the newest complete version."""
+    """Writes `version.json` if there is a folder to write, and returns that; else only prints the location of the
+    newest complete version."""
     if config.out:
         return _write_version(config)
     found = newest(config.data)

@@ -3,7 +3,9 @@
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
+from posgap.distillation.methods import MITIGATE
 from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.files import write_json
 from posgap.foundation.printing import RESULT
@@ -22,8 +24,10 @@ from posgap.kubeflow.form import (
 )
 from posgap.kubeflow.prerequisites import prerequisites
 from posgap.kubeflow.training_pool import requests
+from posgap.options.data_version import DataVersionConfig
 from posgap.options.preflight import PreflightConfig
 from posgap.tracking.runs import Run
+from posgap.verbs.data_version import find_version
 from posgap.verbs.frame import stage
 
 log = logging.getLogger(__name__)
@@ -32,7 +36,8 @@ PREFLIGHT_FILE = "preflight.json"
 
 @stage
 def preflight(config: PreflightConfig, out: Path, run: Run) -> None:
-    """Writes `preflight.json`: the results of the checks, and the parameters of each stage of the pipeline.
+    """Writes `preflight.json`: the results of the checks, the newest data and whether they are due, and the parameters
+    of each stage of the pipeline.
 
     Raises `Rejection` with all faults in one line; it may pass if each of them may, such as a server that does not
     answer. Earlier results are never reused, since the world may have changed.
@@ -61,10 +66,7 @@ def preflight(config: PreflightConfig, out: Path, run: Run) -> None:
             may_pass = may_pass and error.may_pass
     plan: dict[str, object] = {"found": results, "wrong": wrong, "given": said, "settings": given}
     if not wrong:
-        plan |= {"candidates": candidates(config.methods), "layered": has_on_top(config.methods)}
-        plan |= {"parts": shards(config.shards), "recipe": recipe(config)}
-        plan |= {name: getattr(config, name) for name in ("only_new", "approval")}
-        plan |= {f"train_{name}": quantity for name, quantity in requests(config).items()}
+        plan |= _plan_run(config, run)
     write_json(out / PREFLIGHT_FILE, plan)
     run.artifact(out)
     if wrong:
@@ -75,3 +77,15 @@ def preflight(config: PreflightConfig, out: Path, run: Run) -> None:
         raise rejection
     for name, result in results.items():
         log.log(RESULT, "%s: %s", name, result)
+
+
+def _plan_run(config: PreflightConfig, run: Run) -> dict[str, Any]:
+    """Returns which groups of steps a run has, and by what its inputs are found."""
+    made = candidates(config.methods)
+    trained = [name for name in made if name != MITIGATE.name]
+    plan = {"trained": trained, "mitigated": trained != made, "layered": has_on_top(config.methods)}
+    plan |= {"parts": shards(config.shards), "recipe": recipe(config), "approval": config.approval}
+    plan |= {f"train_{name}": quantity for name, quantity in requests(config).items()}
+    asked = {"data": config.data_train, "data_eval": config.data_eval, "model": config.base_model.rstrip("/")}
+    asked |= {"name": config.registered_name, "recipe": plan["recipe"], "only_new": config.only_new}
+    return plan | {"version": find_version(DataVersionConfig(**asked), run)}
