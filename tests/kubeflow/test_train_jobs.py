@@ -283,9 +283,13 @@ def test_a_refusal_is_told_in_the_server_s_words(connected, end, answer, said):
     assert "\n" not in str(refused.value) and not cluster.deleted
 
 
-def test_a_missing_runtime_is_named(connected):
-    with served(GOES_WELL) as cluster, pytest.raises(PosgapError, match="no-such-runtime"):
+@pytest.mark.parametrize("answers", [[], [(403, 'trainingruntimes "no-such-runtime" is forbidden: User x cannot get')]])
+def test_a_missing_runtime_is_named(connected, answers):
+    """An account that may read one runtime alone is refused any other, there or not."""
+    with served(GOES_WELL) as cluster, pytest.raises(PosgapError, match="no-such-runtime") as failed:
+        cluster.refuse["GET", "/trainingruntimes/no-such-runtime"] = answers
         run_job(connected(cluster), Job(JOB.name, "no-such-runtime", [], 1, 30))
+    assert "forbidden" not in str(failed.value)
 
 
 def test_a_wrong_token_is_not_waited_for(connected):

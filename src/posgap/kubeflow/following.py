@@ -156,9 +156,10 @@ def _start(cluster: _Cluster, in_cluster: JobInCluster, job: Job, create: Create
 
 
 def _creation_error(job: Job, error: Exception) -> PosgapError:
-    kind = Refused if 400 <= _status(error) < 500 else NoServer
-    hint = f"; is there a runtime {job.runtime}?" if _status(error) == 403 else ""
-    return kind(f"TrainJob {job.name} cannot be created: {_server_message(error)}{hint}")
+    kind, said = Refused if 400 <= _status(error) < 500 else NoServer, _server_message(error)
+    if _status(error) == 403 and "trainingruntimes" in said:
+        said = f"there is no runtime {job.runtime}, or this account may not read it; see --runtime"
+    return kind(f"TrainJob {job.name} cannot be created: {said}")
 
 
 def _status(error: Exception) -> int:

@@ -220,6 +220,9 @@ def best_reason(
         found.append(Reason(3, ", ".join(gone), "the pod is gone: it was deleted, or its node was"))
     if found:
         return min(found, key=lambda reason: reason.rank)
-    said = [*events[-3:], *(f"{kind}: {words}" for kind, words in conditions.items() if kind != "Suspended")]
+    said = list(events[-3:])
+    for kind, words in conditions.items():
+        if kind != "Suspended" and not any(words in each for each in said):
+            said.append(f"{kind}: {words}")
     why = "; ".join(said) or "Kubernetes does not say why"
     return Reason(9, "", f"no worker's pod is left, deleted perhaps, or its node was; {why}")
