@@ -39,7 +39,7 @@ api-server: $(VENV)/.installed-test  ## infra/kubernetes on Kubernetes' own API 
 cluster: $(VENV)/.installed-test  ## the overlay `local` on a node of Kubernetes, with its rules enforced: root, Go, half an hour of two cores
 	POSGAP_NODE=1 TORCH_INDEX_URL=$(TORCH_INDEX_URL) $(VENV)/bin/python -m pytest -m '' --durations 5 \
 		tests/infra/test_api_server.py tests/infra/test_kubernetes_network.py tests/infra/test_cluster.py \
-		tests/infra/test_kubeflow.py
+		tests/infra/test_live_train_job.py tests/infra/test_kubeflow.py
 
 manifests: $(VENV)/.installed-test  ## checks infra/kubernetes and renders it to build/manifests/; needs kubectl
 	$(VENV)/bin/python -m pytest --quiet -m '' tests/infra/test_kubernetes.py tests/infra/test_kubernetes_security.py

@@ -21,6 +21,7 @@ from pathlib import Path
 import api_server
 import container_images
 import pytest
+import training_operators
 import yaml
 from api_server import GO, PROGRAM, ApiServer, compile_go, module_folder
 from container_engine import run
@@ -106,6 +107,7 @@ KUBELET = {
 def build(kinds: Sequence[str]) -> None:
     """Makes what a node runs: Kubernetes, and images of posgap and others."""
     api_server.build()
+    training_operators.build()
     for program, (module, package) in PROGRAMS.items():
         compile_go(module_folder(module), package, PROGRAM.parent / program)
     weed = module_folder(PROGRAMS["weed"][0]) / "docker"
@@ -122,7 +124,7 @@ def build(kinds: Sequence[str]) -> None:
 
 
 @contextmanager
-def running(kinds: Sequence[str] = ("mlflow",)) -> Iterator[ApiServer]:
+def running(kinds: Sequence[str]) -> Iterator[ApiServer]:
     """A cluster of one node that is ready, with these images of posgap; all of it ends with the block."""
     if missing := [tool for tool in TOOLS if not shutil.which(tool)]:
         raise RuntimeError(f"missing: {', '.join(missing)}; see infra/ci/README.md")
@@ -165,7 +167,9 @@ def running(kinds: Sequence[str] = ("mlflow",)) -> Iterator[ApiServer]:
             "--conntrack-tcp-timeout-close-wait=0s",
         )  # fmt: skip
         server.wait_for(lambda: not server.call("get", "node", NODE).returncode)
-        status = {key: {"ephemeral-storage": "500Gi"} for key in ("capacity", "allocatable")}
+        # No GPU is there: what asks for one gets the CPUs.
+        amounts = {"ephemeral-storage": "500Gi", "nvidia.com/gpu": "4"}
+        status = {key: amounts for key in ("capacity", "allocatable")}
         server.kubectl("patch", "node", NODE, "--subresource=status", "--patch", json.dumps({"status": status}))
         server.kubectl("wait", "node", NODE, "--for=condition=Ready", "--timeout=5m")
         server.start(
@@ -244,6 +248,7 @@ def import_image(built: str, *names: str) -> None:
 def import_images(kinds: Iterable[str]) -> None:
     """Brings the images that the overlay asks for to the node, and posgap's."""
     asked = {each["image"] for made in pod_templates(overlay("local")).values() for each in containers(made["spec"])}
+    import_image(training_operators.IMAGE)
     for name in ("postgres", "seaweedfs"):
         # In containerd a name with a digest has no tag.
         names = [re.sub(":[^:]*@", "@", each) for each in asked if f"/{name}:" in each]
@@ -253,8 +258,9 @@ def import_images(kinds: Iterable[str]) -> None:
 
 
 @contextmanager
-def with_overlay(kinds: Sequence[str] = ("mlflow",)) -> Iterator[ApiServer]:
-    """A cluster with these images of posgap and the overlay `local`, where MLflow is up; one that is kept, if any."""
+def with_overlay(kinds: Sequence[str] = (CPU, "mlflow")) -> Iterator[ApiServer]:
+    """A cluster with these images of posgap, Trainer, Kueue and the overlay `local`, where MLflow is up; one that is
+    kept, if any."""
     kept = ApiServer(FOLDER, json.loads(WITHIN.read_text()) if WITHIN.exists() else ())
     if kept.is_ready():
         yield kept
@@ -263,6 +269,7 @@ def with_overlay(kinds: Sequence[str] = ("mlflow",)) -> Iterator[ApiServer]:
         import_images(kinds)
         server.kubectl("apply", "--server-side", f"--filename={GO}/node.yaml")
         server.kubectl("apply", "--server-side", "--filename=-", text=yaml.safe_dump_all(map(_volume, VOLUMES)))
+        training_operators.install(server)
         server.apply_local("kubectl taint", node=NODE)
         yield server
 

@@ -11,8 +11,7 @@ def server(tmp_path_factory):
     import cluster
 
     if cluster.ON_A_NODE:
-        # The steps of runs have the image cpu.
-        with cluster.with_overlay(("cpu", "mlflow") if "POSGAP_KFP" in os.environ else ("mlflow",)) as running:
+        with cluster.with_overlay() as running:
             yield running
     elif os.environ.get("POSGAP_API_SERVER") == "1":
         with api_server.running(tmp_path_factory.mktemp("api")) as running:

@@ -1,0 +1,158 @@
+"""TrainJobs of posgap under Trainer, JobSet and Kueue, as a step of a run makes and follows them: `make cluster`."""
+
+import json
+import secrets
+
+import pytest
+from api_server import pod
+from examples import kv_example
+from kubeflow_steps import forwarded
+from test_kubernetes_network import RUN
+
+from posgap.components.making import CPU, image
+from posgap.data.reading import write_examples
+from posgap.foundation.files import write_jsonl
+from posgap.storage.folders import upload_path
+from posgap.storage.objects import find
+from posgap.tasks.content import content_key
+
+pytestmark = pytest.mark.full
+PLACE = f"s3://posgap/{secrets.token_hex(4)}"  # new in a node that is kept
+# Small machines without GPUs, and on the one node there is.
+SMALL = [
+    {"op": "replace", "path": "/nodeSelector", "value": {"posgap.dev/pool": "cpu"}},
+    {
+        "op": "replace",
+        "path": "/containers/0/resources",
+        "value": {
+            "requests": {"cpu": "100m", "memory": "1Gi", "nvidia.com/gpu": "1"},
+            "limits": {"memory": "2Gi", "nvidia.com/gpu": "1"},
+        },
+    },
+]
+QUOTA = {"op": "replace", "path": "/spec/resourceGroups/0/flavors/0/resources/3/nominalQuota", "value": "2"}
+
+
+class Step:
+    """A step's pod that runs `posgap train-job` with 64 examples on two nodes, where no option says otherwise."""
+
+    def __init__(self, node, name: str, distill: dict, **options: object):
+        self.node, self.name = node, name
+        given = {
+            "examples": f"{PLACE}/e.jsonl.gz", "responses": f"{PLACE}/responses.jsonl", "model": f"{PLACE}/model",
+            "work": f"{PLACE}/work", "out": f"{PLACE}/{name}", "nodes": 2, "deepspeed": "",
+            "distill": json.dumps({"dtype": "float32", "learning_rate": 1e-3} | distill),
+        }  # fmt: skip
+        words = [f"--{option.replace('_', '-')}={value}" for option, value in (given | options).items()]
+        step = pod(
+            name,
+            RUN,
+            image=image(CPU),
+            command=["posgap", "train-job", *words],
+            envFrom=[{"configMapRef": {"name": "posgap-env"}}, {"secretRef": {"name": "posgap-s3"}}],
+            env=[{"name": "HOME", "value": "/tmp"}],
+            resources={"requests": {"cpu": "100m", "memory": "512Mi"}},
+        )
+        step["spec"]["serviceAccountName"] = "posgap-pipeline"
+        self.kubectl("delete", "pod", name, "--ignore-not-found")
+        node.create(step)
+
+    def kubectl(self, *words: str) -> str:
+        return self.node.kubectl("-n", "posgap", *words)
+
+    def log(self) -> str:
+        return self.node.call("-n", "posgap", "logs", self.name).stdout
+
+    def wait_for(self, words: str) -> None:
+        self.node.wait_for(lambda: words in self.log() or self._state("terminated"))
+        assert words in self.log(), self.log()
+
+    def end(self) -> tuple[int, str]:
+        """Its exit code, and the last line that it printed; its job must go, too."""
+        self.node.wait_for(lambda: self._state("terminated"))
+        log, code = self.log(), json.loads(self._state("terminated"))["exitCode"]
+        print(log)
+        self.node.wait_for(lambda: not self.kubectl("get", "trainjobs", "--output=name"), 60)
+        self.kubectl("delete", "pod", self.name)
+        return code, log.splitlines()[-1]
+
+    def _state(self, kind: str) -> str:
+        return self.kubectl("get", "pod", self.name, f"--output=jsonpath={{.status.containerStatuses[0].state.{kind}}}")
+
+
+@pytest.fixture(scope="module")
+def queue(node, tmp_path_factory, model_folder):
+    """A queue of two GPUs for training, and what training reads in S3."""
+    place = "/spec/template/spec/replicatedJobs/0/template/spec/template/spec"
+    patches = {
+        "clustertrainingruntime/posgap-deepspeed": [each | {"path": place + each["path"]} for each in SMALL],
+        "resourceflavor/posgap-train": [{"op": "replace", "path": "/spec/nodeLabels", "value": SMALL[0]["value"]}],
+        "clusterqueue/posgap-gpu": [QUOTA],
+    }
+    for what, patch in patches.items():
+        node.kubectl("patch", what, "--type=json", f"--patch={json.dumps(patch)}")
+    folder, examples = tmp_path_factory.mktemp("data"), [kv_example(number) for number in range(64)]
+    write_examples(folder / "e.jsonl.gz", examples)
+    rows = [
+        {"id": each.id, "content": content_key(each), "placement": [1], "n_docs": 5, "correct": True}
+        | {"response": each.value, "token_ids": [25 + int(each.value, 16), 2]}
+        for each in examples
+    ]
+    write_jsonl(folder / "responses.jsonl", rows)
+    with forwarded(node, "s3", "posgap", 8333) as address, pytest.MonkeyPatch.context() as patch:
+        given = node.secret("posgap-s3") | {"AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL": address}
+        for name, value in given.items():
+            patch.setenv(name, value)
+        upload_path(model_folder, f"{PLACE}/model")
+        for file in folder.iterdir():
+            upload_path(file, f"{PLACE}/{file.name}")
+        yield node
+
+
+def made(name: str) -> set[str]:
+    return {each.name for each in find(f"{PLACE}/{name}")}
+
+
+def test_two_nodes_train_a_model_to_its_end(queue):
+    step = Step(queue, "trains", {"epochs": 2})
+    step.wait_for("created, with 2 nodes")
+    step.wait_for("node-0 | ")
+    assert step.end()[0] == 0 and {"model.safetensors", "manifest.json"} <= made("trains")
+
+
+def test_training_resumes_after_a_worker_is_deleted(queue):
+    options = {"epochs": 10, "save_steps": 5}
+    step = Step(queue, "resumes", options)
+    queue.wait_for(lambda: any(name.endswith("/files.json") for name in made("work")))
+    step.kubectl("delete", "pod", "--selector=batch.kubernetes.io/job-completion-index=1")
+    code, last = step.end()
+    assert code == 2 and "no worker's pod is left" in last
+    step = Step(queue, "resumes", options)
+    step.wait_for("resuming from the checkpoint of step")
+    assert step.end()[0] == 0 and "model.safetensors" in made("resumes")
+
+
+def test_a_job_that_the_queue_never_admits(queue):
+    step = Step(queue, "waits", {"seed": 1}, gpus_per_node=2, timeout=60)
+    step.wait_for("waits: couldn't assign flavors to pod set node")
+    code, last = step.end()
+    assert code == 2 and "was not done after 60 s, and is deleted." in last and "nvidia.com/gpu" in last
+
+
+def test_a_job_that_somebody_deletes(queue):
+    step = Step(queue, "deleted", {"epochs": 100, "seed": 2})
+    step.wait_for("node-0 | ")
+    step.kubectl("delete", "trainjob", "--all")
+    code, last = step.end()
+    assert code == 2 and "was deleted by somebody else; the same command goes on" in last
+
+
+def test_a_worker_without_enough_memory(queue):
+    step = Step(queue, "oom", {"seed": 3}, memory_per_node="200Mi")
+    code, last = step.end()
+    assert code == 2 and "OOMKilled" in last
+
+
+def test_a_runtime_that_does_not_exist(queue):
+    code, last = Step(queue, "runtime", {"seed": 4}, runtime="none").end()
+    assert code == 2 and "there is no runtime none" in last
