@@ -9,7 +9,10 @@ import re
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import kubeflow_node
 import pytest
 import yaml
 from api_server import documented_command
@@ -102,6 +105,23 @@ class World:
             time.sleep(2)
         return state
 
+    @contextmanager
+    def without(self, name: str) -> Iterator[None]:
+        """Takes one of KFP's programs away, or one of the overlay's Deployments."""
+        scale = ("-n", "posgap", "scale", f"deployment/{name}")
+        if name in kubeflow_node.PROGRAMS:
+            self.kubeflow.stop(name)
+        else:
+            self.node.kubectl(*scale, "--replicas=0")
+        try:
+            yield
+        finally:
+            if name in kubeflow_node.PROGRAMS:
+                self.kubeflow.start(name)
+            else:
+                self.node.kubectl(*scale, "--replicas=1")
+                self.node.kubectl("-n", "posgap", "rollout", "status", f"deployment/{name}", "--timeout=5m")
+
 
 class Submitted:
     """A run that `submit --wait` follows."""
@@ -114,6 +134,9 @@ class Submitted:
             assert line, self.said
             self.said += line
         self.id = found[1]
+
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
 
     def end(self, code: int = 0) -> str:
         """What it said until it ended with this exit code."""
@@ -254,3 +277,16 @@ def test_a_run_whose_pods_are_evicted_or_killed_ends_with_the_same_model(world):
             world.node.kubectl("-n", "posgap", "delete", "pod", pod, "--grace-period=1", "--wait=false")
     print(run.end())
     assert world.registry() == FIRST  # the same weights are the same version
+
+
+def test_a_run_outlives_a_minute_without_each_service(world):
+    run = Submitted(world.posgap, "--no-cache")
+    # KFP's agent tells its server of a run's steps again only minutes after that was away, so that comes first.
+    for service in ("apiserver", "s3", "mlflow", "workflow-controller", "postgres"):
+        assert not run.has_ended(), service
+        print(f"{time.strftime('%X')} without {service}", flush=True)
+        with world.without(service):
+            time.sleep(60)
+        print(f"{time.strftime('%X')} with {service}", flush=True)
+    print(run.end())
+    assert world.registry() == FIRST
