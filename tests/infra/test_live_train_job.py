@@ -120,10 +120,13 @@ def test_two_nodes_train_a_model_to_its_end(queue):
     assert step.end()[0] == 0 and {"model.safetensors", "manifest.json"} <= made("trains")
 
 
-def test_training_resumes_after_a_worker_is_deleted(queue):
+def test_training_resumes_after_its_step_is_stopped_and_a_worker_deleted(queue):
     options = {"epochs": 10, "save_steps": 5}
     step = Step(queue, "resumes", options)
     queue.wait_for(lambda: any(name.endswith("/files.json") for name in made("work")))
+    step.kubectl("delete", "pod", step.name)
+    step = Step(queue, "resumes", options)
+    step.wait_for("resuming from the checkpoint of step")
     step.kubectl("delete", "pod", "--selector=batch.kubernetes.io/job-completion-index=1")
     code, last = step.end()
     assert code == 2 and "no worker's pod is left" in last

@@ -106,7 +106,7 @@ def _attempt(cluster: _Cluster, in_cluster: JobInCluster, job: Job, create: Crea
     """Creates or joins the job, and follows it to its end."""
     _start(cluster, in_cluster, job, create)
     deadline = time.monotonic() + job.seconds
-    told, look_at = "", 0.0
+    told, look_at = "", time.monotonic() + QUEUE_SECONDS  # most jobs are admitted by then
     with print_log(cluster.client, job.name):
         state = cluster.get_state(job.name)
         while state and state.status not in (COMPLETE, FAILED) and time.monotonic() <= deadline:
