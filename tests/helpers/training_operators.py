@@ -54,4 +54,7 @@ def _use_our_image(deployment: dict) -> None:
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     program = next(name for name in PACKAGES if name in deployment["metadata"]["name"])
     container |= {"image": IMAGE, "imagePullPolicy": "Never", "command": [f"/{program}"]}
-    container.pop("resources", None)  # JobSet and Kueue ask for half a core each
+    # JobSet and Kueue ask for half a core each. While a machine is busy they answer late, and were killed for it.
+    container["resources"] = {"requests": {"cpu": "100m"}}
+    for probe in ("livenessProbe", "readinessProbe"):
+        container[probe]["timeoutSeconds"] = 30
