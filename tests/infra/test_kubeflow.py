@@ -290,3 +290,15 @@ def test_a_run_outlives_a_minute_without_each_service(world):
         print(f"{time.strftime('%X')} with {service}", flush=True)
     print(run.end())
     assert world.registry() == FIRST
+
+
+def test_submit_says_that_a_run_goes_on_when_kfp_s_server_is_gone_for_good(world):
+    run = Submitted(world.posgap, "--timeout=60", "--param=only_new=true")
+    with world.without("apiserver"):
+        said = run.end(code=6)
+    assert "it goes on" in said
+    print(said)
+    # It waits longer after each failure, and would tell the server of the run's end only minutes later.
+    world.kubeflow.stop("persistence_agent")
+    world.kubeflow.start("persistence_agent")
+    assert world.wait_for_run(run.id) == "SUCCEEDED"
