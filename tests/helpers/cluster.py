@@ -147,13 +147,14 @@ def running(kinds: Sequence[str]) -> Iterator[ApiServer]:
         accounts = {"node": f"system:node:{NODE},2,system:nodes"}
         server = stack.enter_context(api_server.running(FOLDER, ADDRESS, 6443, within, accounts))
         admin = f"--kubeconfig={server.kubeconfig}"
+        alone = ["--leader-elect=false"]  # or they end when a busy machine renews their lease late
         server.start("containerd", f"--config={FOLDER}/containerd.toml")
         server.start(
-            PROGRAM, "kube-controller-manager", admin, f"--root-ca-file={FOLDER}/certificates/apiserver.crt",
+            PROGRAM, "kube-controller-manager", admin, *alone, f"--root-ca-file={FOLDER}/certificates/apiserver.crt",
             f"--service-account-private-key-file={FOLDER}/accounts.key",
             "--allocate-node-cidrs", f"--cluster-cidr={PODS}",
         )  # fmt: skip
-        server.start(PROGRAM, "kube-scheduler", admin)
+        server.start(PROGRAM, "kube-scheduler", admin, *alone)
         server.wait_for(SOCKET.exists)
         import_image(PAUSE)
         server.start(
