@@ -6,6 +6,7 @@ If it does not, that ends the run, and starts the mitigation pipeline if it is t
 import functools
 import json
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -120,7 +121,11 @@ def _start(form: Mapping[str, Any], namespace: str) -> str:
     params = [word for name, value in values.items() for word in ("--param", f"{name}={value}")]
     # Through the command line: the pipelines depend on their steps, and this is one of them.
     command = [sys.executable, "-m", "posgap", "pipeline", "submit", "--json", "--namespace", namespace, *params]
-    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    # In a step KFP sets a variable with which its package can compile no pipeline.
+    environment = {name: value for name, value in os.environ.items() if name != "_KFP_RUNTIME"}
+    ended = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     said = json.loads(ended.stdout) if ended.stdout else {"error": ended.stderr.strip().rpartition("\n")[2]}
     if ended.returncode:
         log.error("the mitigation pipeline was not started: %s", said["error"])
