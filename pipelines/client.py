@@ -14,11 +14,11 @@ import kfp
 import kfp.client
 import kfp_server_api
 
+from posgap.options.cluster import KFP_TOKEN
 from posgap.options.pipelines import KfpConfig, ServerConfig
 from posgap.pipelines.transport import Transport, address, once
 
 Version: TypeAlias = kfp_server_api.V2beta1PipelineVersion
-TOKEN_VARIABLE = "KFP_TOKEN"
 
 
 class Client(kfp.Client):
@@ -29,8 +29,8 @@ class Client(kfp.Client):
     """
 
     def __init__(self, config: KfpConfig):
-        token = os.environ.get(TOKEN_VARIABLE, "").strip()
-        source = TOKEN_VARIABLE
+        token = os.environ.get(KFP_TOKEN, "").strip()
+        source = KFP_TOKEN
         file = Path(os.environ.get(kfp.client.KF_PIPELINES_SA_TOKEN_ENV) or kfp.client.KF_PIPELINES_SA_TOKEN_PATH)
         credentials = None
         if not token:

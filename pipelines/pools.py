@@ -24,7 +24,7 @@ from posgap.components.making import image
 from posgap.foundation.errors import PosgapError, first_fault
 from posgap.gating import signature
 from posgap.kubeflow import training_pool
-from posgap.options.cluster import AUTHORITY, MLFLOW_LOGIN, ClusterConfig, PoolConfig
+from posgap.options.cluster import AUTHORITY, KFP_TOKEN, MLFLOW_LOGIN, ClusterConfig, PoolConfig
 from posgap.tracking.runs import PIPELINE_VARIABLE, WEBHOOK_VARIABLE
 
 CLUSTER_VARIABLE = "POSGAP_CLUSTER"
@@ -127,9 +127,10 @@ class Pools:
         return self._place(task, self.cluster.promote, True, login=self.cluster.promote_secret)
 
     def watch(self, task: PipelineTask) -> PipelineTask:
-        """Places a step that tags the champion, as promotion does, and may start a run: on Kubeflow with several users
-        a PodDefault gives its pod the token."""
+        """Places a step that tags the champion, as promotion does, and may start a run: with a token that on Kubeflow a
+        PodDefault gives its pod, or from a secret."""
         kubernetes.add_pod_label(task, "access-ml-pipeline", "true")
+        _add_secret(task, self.cluster.kfp_secret, KFP_TOKEN)
         defaults = ClusterConfig().model_dump()
         changes = {name: value for name, value in self.cluster.model_dump().items() if value != defaults[name]}
         if changes:

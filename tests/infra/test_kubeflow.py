@@ -3,6 +3,7 @@
 The tests are in the order of a champion's life: the first makes it, the others leave it.
 """
 
+import gzip
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import kubeflow_node
 import pytest
@@ -22,9 +24,11 @@ from kubeflow_node import UI
 from kubeflow_steps import (
     CLUSTER,
     COLLEAGUE,
+    DATA,
     WAITING,
     Posgap,
     add_colleague,
+    forwarded,
     make_data,
     open_form,
     pages,
@@ -302,3 +306,55 @@ def test_submit_says_that_a_run_goes_on_when_kfp_s_server_is_gone_for_good(world
     world.kubeflow.stop("persistence_agent")
     world.kubeflow.start("persistence_agent")
     assert world.wait_for_run(run.id) == "SUCCEEDED"
+
+
+def test_a_run_that_loses_mlflow_for_good_fails_and_promotes_nothing(world):
+    run = Submitted(world.posgap)  # what comes before the gate is cached
+    world.pod_of(run.id, "gate")
+    with world.without("mlflow"):
+        print(run.end(code=4))
+    assert world.registry() == FIRST
+
+
+def test_watch_starts_a_run_when_the_champion_has_left_its_policy_and_only_then(world):
+    kubectl = partial(world.node.kubectl, "-n", "posgap")
+    page = (ROOT / "docs" / "kubeflow.md").read_text()
+    [command] = [line for line in page.splitlines() if "create rolebinding posgap-watch" in line]
+    world.node.shell(command)
+    # KFP alone has no PodDefault, which would give the step a token.
+    token = kubectl("create", "token", "posgap-pipeline", "--audience=pipelines.kubeflow.org", "--duration=4h")
+    world.node.call("-n", "posgap", "delete", "secret", "posgap-kfp")
+    kubectl("create", "secret", "generic", "posgap-kfp", f"--from-literal=KFP_TOKEN={token}")
+    there = json.dumps({"data": {"KFP_HOST": "http://ml-pipeline.kubeflow:8888"}})
+    kubectl("patch", "configmap", "posgap-env", "--type=merge", f"--patch={there}")
+    policy = world.folder / "policy.yaml"
+    policy.write_text(
+        "{max_gap: 100, min_mean: 3, mean_tolerance: 100, advantageous_tolerance: 100, least_examples: 1}"
+    )
+    with forwarded(world.node, "mlflow", "posgap", 5000) as address:
+        login = world.node.secret("posgap-mlflow-promote")
+        world.posgap.run("policy", "posgap", policy, MLFLOW_TRACKING_URI=address, **login)
+    with gzip.open(world.data["data/eval.jsonl.gz"], "rt") as file:
+        rows = [json.loads(line) for line in file]
+    drifted = world.folder / "drifted.jsonl.gz"
+    with gzip.open(drifted, "wt") as file:
+        file.writelines(json.dumps(drift(each, digit)) + "\n" for each in rows for digit in range(7))
+    upload(world.node, {"data/drifted.jsonl.gz": drifted})
+
+    before = world.runs()
+    watch = ("submit", "--pipeline=watch", *WAITING)
+    form = {"registered_name": "posgap", "namespace": "posgap", "mitigate": parameters(only_new=True)}
+    print(world.posgap.pipeline(*watch, *words(form | {"data_eval": DATA["data_eval"]})))
+    after = world.runs()
+    assert len(after) == len(before) + 1
+    print(world.posgap.pipeline(*watch, *words(form | {"data_eval": "s3://posgap/data/drifted.jsonl.gz"}), code=4))
+    started = [each for name, each in world.runs().items() if name not in after]
+    [mitigation] = [each for each in started if each["display_name"].startswith("posgap-mitigation")]
+    assert len(started) == 2 and world.wait_for_run(mitigation["run_id"]) == "SUCCEEDED"
+
+
+def drift(row: dict, digit: int) -> dict:
+    """The same example with values of two characters; the model has learnt to answer with one."""
+    value = f"{row['value']}{digit}"
+    records = [[key, f"{each}{digit}"] for key, each in row["records"]]
+    return row | {"id": f"{row['id']}-{digit}", "records": records, "value": value, "answers": [value]}

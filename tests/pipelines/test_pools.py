@@ -52,6 +52,8 @@ def secrets_for(name):
     secrets = {"posgap-s3": ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"], login: MLFLOW_LOGIN}
     if name.startswith(("apply", "validate")) or name in {"preflight", "data-version"} | GENERATED | TRAINED:
         secrets["posgap-hub"] = ["HF_TOKEN"]
+    if name == "watch":
+        secrets["posgap-kfp"] = ["KFP_TOKEN"]
     if name in GATES | PROMOTIONS:
         secrets["posgap-signing"] = ["POSGAP_SIGNING_KEY"]
     return secrets | ({"posgap-webhook": ["POSGAP_WEBHOOK_URL"]} if name == "report" else {})
@@ -190,7 +192,7 @@ def test_everything_else_is_compiled_in_for_a_cluster(tmp_path, monkeypatch):
                 "pull_secret": "mine",
                 "pipeline_root": "s3://lab/kfp",
                 "secrets": {},
-                **dict.fromkeys(("hub_secret", "webhook_secret", "signing_secret", "promote_secret"), ""),
+                **dict.fromkeys(("hub_secret", "kfp_secret", "webhook_secret", "signing_secret", "promote_secret"), ""),
                 "inference": {
                     "timeout": 0,
                     "shared_memory": "2Gi",

@@ -10,6 +10,7 @@ from posgap.options.base import Config
 AUTHORITY = "/etc/mlflow-ca"  # the folder of the file that MLFLOW_TRACKING_SERVER_CERT_PATH names
 
 
+KFP_TOKEN = "KFP_TOKEN"
 MLFLOW_LOGIN = ["MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"]
 
 
@@ -141,6 +142,11 @@ class ClusterConfig(Config):
         "posgap-webhook",
         description="secret whose POSGAP_WEBHOOK_URL is told how a run ended, for the report alone; may be missing; "
         "empty: none",
+    )
+    kfp_secret: str = Field(
+        "posgap-kfp",
+        description="secret with the KFP_TOKEN by which `watch` alone starts a run, if no PodDefault gives it one; may "
+        "be missing; empty: none",
     )
     signing_secret: str = Field(
         "posgap-signing",
