@@ -83,9 +83,15 @@ def _plan_run(config: PreflightConfig, run: Run) -> dict[str, Any]:
     """Returns which groups of steps a run has, and by what its inputs are found."""
     made = candidates(config.methods)
     trained = [name for name in made if name != MITIGATE.name]
-    plan = {"trained": trained, "mitigated": trained != made, "layered": has_on_top(config.methods)}
-    plan |= {"parts": shards(config.shards), "recipe": recipe(config), "approval": config.approval}
+    plan: dict[str, Any] = {"trained": trained, "mitigated": trained != made, "layered": has_on_top(config.methods)}
+    plan |= {"parts": shards(config.shards), "approval": config.approval}
     plan |= {f"train_{name}": quantity for name, quantity in requests(config).items()}
-    asked = {"data": config.data_train, "data_eval": config.data_eval, "model": config.base_model.rstrip("/")}
-    asked |= {"name": config.registered_name, "recipe": plan["recipe"], "only_new": config.only_new}
-    return plan | {"version": find_version(DataVersionConfig(**asked), run)}
+    asked = DataVersionConfig(
+        data=config.data_train,
+        data_eval=config.data_eval,
+        model=config.base_model.rstrip("/"),
+        name=config.registered_name,
+        recipe=recipe(config),
+        only_new=config.only_new,
+    )
+    return plan | {"recipe": asked.recipe, "version": find_version(asked, run)}
