@@ -86,7 +86,6 @@ def queue(node, tmp_path_factory, model_folder):
     place = "/spec/template/spec/replicatedJobs/0/template/spec/template/spec"
     patches = {
         "clustertrainingruntime/posgap-deepspeed": [each | {"path": place + each["path"]} for each in SMALL],
-        "resourceflavor/posgap-train": [{"op": "replace", "path": "/spec/nodeLabels", "value": SMALL[0]["value"]}],
         "clusterqueue/posgap-gpu": [QUOTA],
     }
     for what, patch in patches.items():
