@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from posgap.kubeflow.workflow import DRIVER, name_of, nodes_of, reason_of
@@ -13,6 +13,9 @@ from posgap.pipelines.steps import UNKNOWN, task_names, tree
 
 # Argo's message on a pod that is merely starting.
 _STARTING = re.compile(r"^(PodInitializing|ContainerCreating)?$|^(PodInitializing|ContainerCreating):")
+# Argo says nothing of a pod that Kueue holds back; of one that has a node it soon does.
+_SILENCE = timedelta(seconds=30)
+_HELD = "its pod has no node yet; is its queue full? (kubectl get workloads)"
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,8 @@ def _state_of(step: str, pods: list[dict[str, Any]]) -> State | None:
     began = _time(last, "startedAt")
     ended = _time(last, "finishedAt")
     if phase == "Pending":
+        if not why and began and datetime.now(UTC) - began > _SILENCE:
+            why = _HELD
         return None if _STARTING.search(why) else State(step, "waits", reason_of(why), len(pods))
     if phase == "Running":
         return State(step, "runs", tries=len(pods))

@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+from datetime import UTC, datetime
 
 import pytest
 from kfp_server import Server, served
@@ -51,6 +52,18 @@ def test_steps_are_told_as_they_begin_and_end(progress):
     assert list(progress.news(workflow(node("prepare", "DAG", "Succeeded"), skipped))) == [
         "prepare is taken from the cache"
     ]
+
+
+def test_a_step_that_a_queue_holds_back_waits_and_one_that_was_just_made_does_not(progress):
+    """Seen on a cluster: Argo has no message on a pod that Kueue has not admitted, and nothing was told for hours."""
+    new = step("train", "Pending")
+    new[1]["startedAt"] = datetime.now(UTC).isoformat()
+    for _ in range(3):
+        assert list(progress.news(workflow(*new))) == []
+    held = workflow(*step("train", "Pending"))
+    assert list(progress.news(held)) == []
+    [said] = progress.news(held)
+    assert said.startswith("train R1 waits: its pod has no node yet; is its queue full?")
 
 
 def test_steps_are_found_where_argo_retries_every_template(progress):
