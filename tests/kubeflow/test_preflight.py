@@ -71,6 +71,14 @@ def test_a_form_that_is_right_becomes_what_each_stage_is_given(form):
     assert as_config("sweep", plan["settings"]["sweep"]).limit == 5
 
 
+def test_what_the_policy_of_the_name_forbids_is_refused_before_the_training(form):
+    """Seen on a cluster: the gate refused it, once the model was trained."""
+    registry.set_policy(form.registered_name, Policy(min_mean=3).model_dump_json())
+    assert "`min_mean` 0.0" in refused(form, settings="{min_mean: 0}")
+    for allowed in ("{}", "{min_mean: 3}"):
+        assert not read_plan(preflight(form.model_copy(update={"settings": allowed})))["wrong"]
+
+
 def test_the_policy_of_the_name_decides_what_its_guards_are(form):
     policy = Policy(guards={"longer": {"n_docs": 9, "tolerance": 5}})
     registry.set_policy(form.registered_name, policy.model_dump_json())

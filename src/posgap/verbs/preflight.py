@@ -2,15 +2,18 @@
 
 import json
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from posgap.distillation.methods import MITIGATE
 from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.files import write_json
 from posgap.foundation.printing import RESULT
 from posgap.foundation.redaction import redact_value
-from posgap.gating.policy import registered_policy
+from posgap.gating.policy import as_file, registered_policy
 from posgap.kubeflow.form import (
     candidates,
     complaints,
@@ -25,13 +28,16 @@ from posgap.kubeflow.form import (
 from posgap.kubeflow.prerequisites import prerequisites
 from posgap.kubeflow.training_pool import requests
 from posgap.options.data_version import DataVersionConfig
+from posgap.options.gate import GateConfig
 from posgap.options.preflight import PreflightConfig
 from posgap.tracking.runs import Run
 from posgap.verbs.data_version import find_version
+from posgap.verbs.demanded import policy_of
 from posgap.verbs.frame import stage
 
 log = logging.getLogger(__name__)
 PREFLIGHT_FILE = "preflight.json"
+_PLACES = {"candidate": "-", "base": "-", "out": "-"}  # which other steps give the gate
 
 
 @stage
@@ -58,6 +64,12 @@ def preflight(config: PreflightConfig, out: Path, run: Run) -> None:
     given = settings(with_guards(config, policy) if policy else config)
     if policy:
         del given["gate"]["guards"]  # which the policy decides
+        try:
+            with suppress(ValidationError):  # which `complaints` reports
+                policy_of(GateConfig.model_validate({**_PLACES, **given["gate"], "policy": as_file(policy)}))
+        except PosgapError as error:
+            wrong.append(str(error))
+            may_pass = False
     for name, check in prerequisites(config).items():
         try:
             results[name] = check()
