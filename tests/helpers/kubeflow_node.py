@@ -6,7 +6,6 @@ what other pods ask, as network rules expect it. `python tests/helpers/kubeflow_
 that is kept up already.
 """
 
-import json
 import os
 import signal
 import socket
@@ -19,7 +18,7 @@ from pathlib import Path
 import cluster
 import yaml
 from api_server import GO, PROGRAM, ApiServer, documented_command
-from cluster import ADDRESS, NODE
+from cluster import ADDRESS
 from container_engine import run
 
 PROGRAMS = yaml.safe_load((GO / "kubeflow.yaml").read_text())
@@ -80,7 +79,7 @@ class Kubeflow:
         return file
 
     def prepare(self) -> None:
-        """Makes what the programs need: KFP's objects and images, a database, names, tokens; and the node some GPUs."""
+        """Makes what the programs need: KFP's objects and images, a database, names, tokens."""
         self.files.mkdir()
         (self.files / "store").mkdir()
         for image in (self.made / "images").glob("*.tar"):
@@ -95,8 +94,6 @@ class Kubeflow:
         (self.files / "resolv.conf").write_text(NAMES)
         run(*self.server.within, "mount", "--bind", self.files / "resolv.conf", "/etc/resolv.conf")
         run(*self.server.within, "mkdir", "--parents", TOKENS)
-        gpus = {key: {"nvidia.com/gpu": "4"} for key in ("capacity", "allocatable")}  # that are none
-        self.server.kubectl("patch", "node", NODE, "--subresource=status", "--patch", json.dumps({"status": gpus}))
 
 
 def is_open(port: int) -> bool:

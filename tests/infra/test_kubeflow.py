@@ -39,6 +39,8 @@ from kubeflow_steps import (
 )
 from places import ROOT
 
+from posgap.pipelines.submission import ENDED
+
 if "POSGAP_KFP" not in os.environ:
     reason = "KFP is built outside the repository, and POSGAP_KFP names the folder: infra/ci/README.md"
     pytest.skip(reason, allow_module_level=True)
@@ -93,7 +95,7 @@ class World:
                 name = pod["metadata"]["annotations"].get("workflows.argoproj.io/node-name", "")
                 if of_step.search(name) and pod["status"]["phase"] == "Running":
                     return pod["metadata"]["name"]
-            assert time.monotonic() < deadline, step
+            assert time.monotonic() < deadline and call(f"runs/{run}")[1]["state"] not in ENDED, step
             time.sleep(0.5)
 
     def runs(self) -> dict[str, dict]:
@@ -104,7 +106,7 @@ class World:
     def wait_for_run(self, run: str) -> str:
         """The state in which a run ended."""
         deadline = time.monotonic() + 900
-        while (state := call(f"runs/{run}")[1]["state"]) not in ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"):
+        while (state := call(f"runs/{run}")[1]["state"]) not in ENDED:
             assert time.monotonic() < deadline, state
             time.sleep(2)
         return state

@@ -12,6 +12,7 @@ from kubernetes_api import Scene, served
 from posgap.foundation.errors import PosgapError, TerminationSignal
 from posgap.kubeflow import following
 from posgap.kubeflow.following import run_job
+from posgap.kubeflow.reasons import best_reason
 from posgap.kubeflow.train_jobs import Job, create
 
 JOB = Job(
@@ -308,3 +309,10 @@ def test_sigterm_deletes_the_job(connected):
         with pytest.raises(TerminationSignal, match="SIGTERM.*TrainJob"):
             run_job(connected(cluster), JOB)
     assert cluster.deleted == [JOB.name]
+
+
+def test_a_reason_that_is_a_warning_and_a_condition_is_told_once():
+    conditions = {"Failed": "no pod could be made", "Suspended": "it was"}
+    reason = best_reason([], [], conditions, ["FailedCreate: no pod could be made"])
+    assert str(reason).count("no pod could be made") == 1 and "it was" not in str(reason)
+    assert "Failed: no pod could be made" in str(best_reason([], [], conditions, []))

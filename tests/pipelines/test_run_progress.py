@@ -55,7 +55,7 @@ def test_steps_are_told_as_they_begin_and_end(progress):
 
 
 def test_a_step_that_a_queue_holds_back_waits_and_one_that_was_just_made_does_not(progress):
-    """Seen on a cluster: Argo has no message on a pod that Kueue has not admitted, and nothing was told for hours."""
+    """Seen on a cluster: Argo has no message on a pod that Kueue has not admitted, so nothing was told of one."""
     new = step("train", "Pending")
     new[1]["startedAt"] = datetime.now(UTC).isoformat()
     for _ in range(3):

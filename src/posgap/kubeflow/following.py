@@ -43,7 +43,7 @@ def run_job(client: TrainerClient, job: Job, create: Create = create) -> None:
         try:
             ended = _attempt(cluster, in_cluster, job, create)
             why = why_it_failed(client, ended, in_cluster) if ended.status == FAILED else None
-            waits = _waits_for(ended, in_cluster)
+            waits = "" if ended.status in (COMPLETE, FAILED) else _waits_for(ended, in_cluster)
         except KeyboardInterrupt:
             cluster.delete(job.name)
             raise
@@ -156,7 +156,8 @@ def _start(cluster: _Cluster, in_cluster: JobInCluster, job: Job, create: Create
 
 
 def _creation_error(job: Job, error: Exception) -> PosgapError:
-    kind, said = Refused if 400 <= _status(error) < 500 else NoServer, _server_message(error)
+    kind = Refused if 400 <= _status(error) < 500 else NoServer
+    said = _server_message(error)
     if _status(error) == 403 and "trainingruntimes" in said:
         said = f"there is no runtime {job.runtime}, or this account may not read it; see --runtime"
     return kind(f"TrainJob {job.name} cannot be created: {said}")

@@ -27,8 +27,8 @@ from posgap.tasks.registry import TASKS
 
 # Argo keeps a run as one Workflow of at most 1 MiB, with what each driver and each pod was given, compressed: these are
 # the bytes of a pipeline, of each model that it judges, and of each part of a sweep. They were estimated from compiled
-# pipelines (tests/helpers/workflow_size.py), and are within 3 % of the output of KFP 2.17's own compiler and driver for
-# four runs. A tenth is left for long addresses.
+# pipelines (tests/helpers/workflow_size.py), which says how near it came to KFP 2.17's own compiler and driver. A tenth
+# is left for long addresses.
 _PIPELINE = 335_000
 _MODEL = 54_000
 _PART = 8_350

@@ -143,8 +143,8 @@ class JobInCluster:
         return {each["type"]: each.get("message") or each.get("reason", "") for each in held}
 
     def events(self) -> list[str]:
-        """Returns the warnings of the job and its parts, oldest first, each once. An earlier job of its name has left
-        some, too."""
+        """Returns the warnings of the job and its parts, oldest first, each once, without those of an earlier job of
+        its name."""
         if self.core is None:
             return []
         own = []

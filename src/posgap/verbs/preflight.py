@@ -2,7 +2,6 @@
 
 import json
 import logging
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,10 @@ from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.files import write_json
 from posgap.foundation.printing import RESULT
 from posgap.foundation.redaction import redact_value
-from posgap.gating.policy import as_file, registered_policy
+from posgap.gating.demands import Policy
+from posgap.gating.policy import as_file, policy_line, registered_policy
 from posgap.kubeflow.form import (
+    as_config,
     candidates,
     complaints,
     flat_settings,
@@ -37,7 +38,6 @@ from posgap.verbs.frame import stage
 
 log = logging.getLogger(__name__)
 PREFLIGHT_FILE = "preflight.json"
-_PLACES = {"candidate": "-", "base": "-", "out": "-"}  # which other steps give the gate
 
 
 @stage
@@ -48,8 +48,8 @@ def preflight(config: PreflightConfig, out: Path, run: Run) -> None:
     Raises `Rejection` with all faults in one line; it may pass if each of them may, such as a server that does not
     answer. Earlier results are never reused, since the world may have changed.
     """
-    wrong = list(complaints(config))
-    may_pass = not wrong  # as long as only servers did not answer
+    complained = list(complaints(config))
+    errors = list[PosgapError]()
     results = {}
     said = redact_value(flat_settings(config.settings))
     for name, value in said.items():
@@ -59,23 +59,18 @@ def preflight(config: PreflightConfig, out: Path, run: Run) -> None:
     try:
         policy = registered_policy(config.registered_name)
     except PosgapError as error:
-        wrong.append(str(error))
-        may_pass = may_pass and error.may_pass
+        errors.append(error)
     given = settings(with_guards(config, policy) if policy else config)
+    checks = prerequisites(config)
     if policy:
         del given["gate"]["guards"]  # which the policy decides
-        try:
-            with suppress(ValidationError):  # which `complaints` reports
-                policy_of(GateConfig.model_validate({**_PLACES, **given["gate"], "policy": as_file(policy)}))
-        except PosgapError as error:
-            wrong.append(str(error))
-            may_pass = False
-    for name, check in prerequisites(config).items():
+        checks["policy"] = lambda: _check_policy(given["gate"], policy)
+    for name, check in checks.items():
         try:
             results[name] = check()
         except PosgapError as error:
-            wrong += {str(error)} - {*wrong}  # several checks report the same missing thing
-            may_pass = may_pass and error.may_pass
+            errors.append(error)
+    wrong = list(dict.fromkeys([*complained, *map(str, errors)]))  # several checks report the same missing thing
     plan: dict[str, object] = {"found": results, "wrong": wrong, "given": said, "settings": given}
     if not wrong:
         plan |= _plan_run(config, run)
@@ -85,10 +80,21 @@ def preflight(config: PreflightConfig, out: Path, run: Run) -> None:
         listed = "; ".join(f"({number}) {fault}" for number, fault in enumerate(wrong, start=1))
         things = f"{len(wrong)} thing{'s' * (len(wrong) > 1)}"
         rejection = Rejection(f"{things} to correct before the run can start: {listed}")
-        rejection.may_pass = may_pass
+        rejection.may_pass = not complained and all(error.may_pass for error in errors)
         raise rejection
     for name, result in results.items():
         log.log(RESULT, "%s: %s", name, result)
+
+
+def _check_policy(given: dict[str, Any], policy: Policy) -> str:
+    """Checks that the gate's settings agree with the policy of the registered model."""
+    try:
+        config = as_config("gate", given)
+    except ValidationError:
+        return "unknown: the form has faults"  # which `complaints` reports
+    assert isinstance(config, GateConfig)
+    policy_of(config.model_copy(update={"policy": as_file(policy)}))
+    return policy_line(policy)
 
 
 def _plan_run(config: PreflightConfig, run: Run) -> dict[str, Any]:
