@@ -20,6 +20,7 @@ from ports import free_port
 
 GO = ROOT / "tests" / "cluster"
 PROGRAM = ROOT / "build" / "cluster" / "kubernetes"
+LOCAL, IN_A_NODE = "infra/kubernetes/overlays/local", "tests/cluster/local"
 VERSION = "v1.34.2"  # of Kubernetes, as tests/cluster/go.mod has it
 README = (KUBERNETES / "README.md").read_text()
 # What KFP's profile controller makes in the namespace.
@@ -137,7 +138,8 @@ class ApiServer:
         return done.stderr
 
     def shell(self, commands: str) -> None:
-        """Runs documented commands, of which none may fail or warn."""
+        """Runs documented commands, of which none may fail or warn; in a node, with its own overlay."""
+        commands = commands.replace(f"-k {LOCAL}", f"-k {IN_A_NODE}") if self.within else commands
         environment = self.environment() | {"HF_TOKEN": "none"}
         shell = ["bash", "-euo", "pipefail", "-c", commands]
         done = subprocess.run(shell, cwd=ROOT, env=environment, capture_output=True, text=True)

@@ -272,10 +272,6 @@ def with_overlay(kinds: Sequence[str] = (CPU, "mlflow")) -> Iterator[ApiServer]:
         server.kubectl("apply", "--server-side", "--filename=-", text=yaml.safe_dump_all(map(_volume, VOLUMES)))
         training_operators.install(server)
         server.apply_local("kubectl taint", node=NODE)
-        # Kueue gives a pod its flavor's nodes, and here there is one for all.
-        patch = json.dumps({"spec": {"nodeLabels": {"posgap.dev/pool": "cpu"}}})
-        for flavor in ("posgap-train", "posgap-inference"):
-            server.kubectl("patch", "resourceflavor", flavor, "--type=merge", f"--patch={patch}")
         yield server
 
 

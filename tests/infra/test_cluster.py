@@ -11,13 +11,14 @@ pytestmark = pytest.mark.full
 LOG = """
 import mlflow
 mlflow.set_experiment("posgap")
-with mlflow.start_run() as run:
+with mlflow.start_run(run_name="backed up"):
     mlflow.log_metric("gap", 3)
     mlflow.log_text("written by a pod", "note.txt")
 """
 READ = """
 import mlflow
-for run in mlflow.search_runs(experiment_names=["posgap"], output_format="list"):
+named = {"experiment_names": ["posgap"], "filter_string": "attributes.run_name = 'backed up'"}
+for run in mlflow.search_runs(**named, output_format="list"):
     note = mlflow.artifacts.load_text(run.info.artifact_uri + "/note.txt")
     print(run.info.run_id, run.data.metrics["gap"], note)
 """

@@ -68,11 +68,15 @@ class World:
         self.node, self.kubeflow, self.folder = node, kubeflow, folder
         self.data = make_data(folder)
         upload(node, self.data)
-        cluster = yaml.safe_load(CLUSTER.read_text())
+        self.posgap = self.compiling_for("cluster")
+
+    def compiling_for(self, name: str, **more: object) -> Posgap:
+        """A `posgap` that compiles for this cluster, which has more."""
+        cluster, file = yaml.safe_load(CLUSTER.read_text()), self.folder / f"{name}.yaml"
         for pool in cluster.values():
             pool["nodes"] = {"posgap.dev/pool": "cpu"}  # there is one node
-        (folder / "cluster.yaml").write_text(yaml.safe_dump(cluster))
-        self.posgap = Posgap(node, UI, folder / "cluster.yaml")
+        file.write_text(yaml.safe_dump(cluster | more))
+        return Posgap(self.node, UI, file)
 
     def registry(self) -> dict:
         """The champion's version, and all versions."""
@@ -85,6 +89,11 @@ class World:
         """The pods of a run, also those that have ended."""
         command = ("-n", "posgap", "get", "pods", f"--selector=pipeline/runid={run}", "--output=json")
         return json.loads(self.node.kubectl(*command))["items"]
+
+    def workers(self, phase: str = "") -> list[str]:
+        """The pods of TrainJobs, in this phase."""
+        of_jobs = ("-n", "posgap", "get", "pods", "--selector=jobset.sigs.k8s.io/jobset-name", "--output=name")
+        return self.node.kubectl(*of_jobs, *([f"--field-selector=status.phase={phase}"] if phase else [])).split()
 
     def pod_of(self, run: str, step: str) -> str:
         """Waits for a running pod of a step; returns its name."""
@@ -132,8 +141,9 @@ class World:
 class Submitted:
     """A run that `submit --wait` follows."""
 
-    def __init__(self, posgap: Posgap, *options: str):
-        self.process = posgap.start("pipeline", "submit", *WAITING, "--smoke", *options, *words(parameters()))
+    def __init__(self, posgap: Posgap, *options: str, **settings: object):
+        given = words(parameters(**settings))
+        self.process = posgap.start("pipeline", "submit", *WAITING, "--smoke", *given, *options)
         self.said = ""
         while not (found := re.search(r"^run (\S+)$", self.said, re.MULTILINE)):
             line = self.process.stdout.readline()
@@ -310,12 +320,26 @@ def test_submit_says_that_a_run_goes_on_when_kfp_s_server_is_gone_for_good(world
     assert world.wait_for_run(run.id) == "SUCCEEDED"
 
 
-def test_a_run_that_loses_mlflow_for_good_fails_and_promotes_nothing(world):
+@pytest.mark.parametrize("service", ["mlflow", "s3"])
+def test_a_run_that_loses_a_service_for_good_fails_and_promotes_nothing(world, service):
     run = Submitted(world.posgap)  # what comes before the gate is cached
     world.pod_of(run.id, "gate")
-    with world.without("mlflow"):
+    with world.without(service):
         print(run.end(code=4))
     assert world.registry() == FIRST
+
+
+def test_training_as_a_train_job_of_two_nodes(world):
+    """The name is another one, since two processes train another model."""
+    posgap = world.compiling_for("trainer", trainer=True)
+    run = Submitted(posgap, "--param=registered_name=of-two-nodes", nodes=2, work="s3://posgap/work")
+    world.pod_of(run.id, "train-job")
+    world.node.wait_for(lambda: len(world.workers("Running")) == 2)
+    said = run.end()
+    print(said)
+    for step in ("train job", "promote distilled"):
+        assert re.search(f"^posgap . {step} is done after", said, re.MULTILINE), said
+    assert not world.workers()
 
 
 def test_watch_starts_a_run_when_the_champion_has_left_its_policy_and_only_then(world):

@@ -1,10 +1,16 @@
 """TrainJobs of posgap under Trainer, JobSet and Kueue, as a step of a run makes and follows them: `make cluster`."""
 
 import json
+import re
 import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+import cluster
 import pytest
 from api_server import pod
+from container_engine import run
 from examples import kv_example
 from kubeflow_steps import forwarded
 from test_kubernetes_network import RUN
@@ -12,25 +18,20 @@ from test_kubernetes_network import RUN
 from posgap.components.making import CPU, image
 from posgap.data.reading import write_examples
 from posgap.foundation.files import write_jsonl
+from posgap.kubeflow.train_jobs import QUEUE_LABEL
 from posgap.storage.folders import upload_path
 from posgap.storage.objects import find
 from posgap.tasks.content import content_key
 
 pytestmark = pytest.mark.full
 PLACE = f"s3://posgap/{secrets.token_hex(4)}"  # new in a node that is kept
-# Small machines without GPUs, and on the one node there is.
-SMALL = [
-    {"op": "replace", "path": "/nodeSelector", "value": {"posgap.dev/pool": "cpu"}},
-    {
-        "op": "replace",
-        "path": "/containers/0/resources",
-        "value": {
-            "requests": {"cpu": "100m", "memory": "1Gi", "nvidia.com/gpu": "1"},
-            "limits": {"memory": "2Gi", "nvidia.com/gpu": "1"},
-        },
-    },
-]
-QUOTA = {"op": "replace", "path": "/spec/resourceGroups/0/flavors/0/resources/3/nominalQuota", "value": "2"}
+
+# One of a worker's ranks, whose first process is torchrun.
+KILL = """
+import pathlib, os, signal
+programs = {int(each.parent.name): each.read_bytes() for each in pathlib.Path("/proc").glob("[0-9]*/cmdline")}
+os.kill(max(each for each in programs if each > 1 and b"\\0distill\\0" in programs[each]), signal.SIGKILL)
+"""
 
 
 class Step:
@@ -67,6 +68,18 @@ class Step:
         self.node.wait_for(lambda: words in self.log() or self._state("terminated"))
         assert words in self.log(), self.log()
 
+    def workers(self) -> list[str]:
+        """The job's pods, also those that are ending."""
+        return self.kubectl("get", "pods", "--selector=jobset.sigs.k8s.io/jobset-name", "--output=name").split()
+
+    def kill(self) -> None:
+        """Ends it so that it can do nothing about it."""
+        where = "--output=jsonpath={.status.containerStatuses[0].containerID}"
+        container = self.kubectl("get", "pod", self.name, where).removeprefix("containerd://")
+        ctr = ("ctr", f"--address={cluster.SOCKET}", "--namespace=k8s.io", "tasks", "kill", "--signal=KILL")
+        run(*self.node.within, *ctr, container)
+        self.node.wait_for(lambda: self._state("terminated"), 60)
+
     def end(self) -> tuple[int, str]:
         """Its exit code, and the last line that it printed; its job must go, too."""
         self.node.wait_for(lambda: self._state("terminated"))
@@ -82,14 +95,7 @@ class Step:
 
 @pytest.fixture(scope="module")
 def queue(node, tmp_path_factory, model_folder):
-    """A queue of two GPUs for training, and what training reads in S3."""
-    place = "/spec/template/spec/replicatedJobs/0/template/spec/template/spec"
-    patches = {
-        "clustertrainingruntime/posgap-deepspeed": [each | {"path": place + each["path"]} for each in SMALL],
-        "clusterqueue/posgap-gpu": [QUOTA],
-    }
-    for what, patch in patches.items():
-        node.kubectl("patch", what, "--type=json", f"--patch={json.dumps(patch)}")
+    """What training reads in S3."""
     folder, examples = tmp_path_factory.mktemp("data"), [kv_example(number) for number in range(64)]
     write_examples(folder / "e.jsonl.gz", examples)
     rows = [
@@ -112,11 +118,42 @@ def made(name: str) -> set[str]:
     return {each.name for each in find(f"{PLACE}/{name}")}
 
 
-def test_two_nodes_train_a_model_to_its_end(queue):
-    step = Step(queue, "trains", {"epochs": 2})
+@contextmanager
+def in_the_queue(node, gpus: Sequence[int]) -> Iterator[list[str]]:
+    """Pods of steps that hold so many GPUs each, or wait for them; yields their names."""
+    pods = []
+    for number, each in enumerate(gpus):
+        amounts = {"memory": "64Mi", "nvidia.com/gpu": str(each)}
+        program = {"image": image(CPU), "command": ["sleep", "infinity"]}
+        resources = {"requests": amounts, "limits": amounts}
+        pods.append(pod(f"gpus-{number}", RUN | {QUEUE_LABEL: "posgap-gpu"}, **program, resources=resources))
+    names = [each["metadata"]["name"] for each in pods]
+    try:
+        for each in pods:
+            node.create(each)
+        yield names
+    finally:
+        node.kubectl("-n", "posgap", "delete", "pod", *names, "--ignore-not-found", "--grace-period=1")
+
+
+@contextmanager
+def without_answers_of_s3(node) -> Iterator[None]:
+    """What pods send to the overlay's S3 server is lost."""
+    rule = ("FORWARD", "--protocol=tcp", "--dport=8333", "--jump=DROP")
+    run(*node.within, "iptables", "--insert", *rule)
+    try:
+        yield
+    finally:
+        run(*node.within, "iptables", "--delete", *rule)
+
+
+@pytest.mark.parametrize("deepspeed", ["", "zero3"])
+def test_two_nodes_train_a_model_to_its_end(queue, deepspeed):
+    name = f"trains{deepspeed}"
+    step = Step(queue, name, {"epochs": 2}, deepspeed=deepspeed)
     step.wait_for("created, with 2 nodes")
     step.wait_for("node-0 | ")
-    assert step.end()[0] == 0 and {"model.safetensors", "manifest.json"} <= made("trains")
+    assert step.end()[0] == 0 and {"model.safetensors", "manifest.json"} <= made(name)
 
 
 def test_training_resumes_after_its_step_is_stopped_and_a_worker_deleted(queue):
@@ -132,6 +169,55 @@ def test_training_resumes_after_its_step_is_stopped_and_a_worker_deleted(queue):
     step = Step(queue, "resumes", options)
     step.wait_for("resuming from the checkpoint of step")
     assert step.end()[0] == 0 and "model.safetensors" in made("resumes")
+
+
+def test_a_stopped_training_has_minutes_for_its_last_checkpoint(queue):
+    """torchrun kills its ranks 30 s after SIGTERM unless told otherwise."""
+    options = {"epochs": 100, "save_steps": 10_000, "seed": 5}
+    step = Step(queue, "slow", options)
+    step.wait_for("distillation steps")
+    with without_answers_of_s3(queue):
+        step.kubectl("delete", "pod", step.name)
+        time.sleep(45)
+        assert len(step.workers()) == 2
+    queue.wait_for(lambda: not step.workers(), 120)
+    step = Step(queue, "slow", options)
+    step.wait_for("resuming from the checkpoint of step")
+    step.kubectl("delete", "pod", step.name)
+
+
+def test_a_killed_step_s_job_goes_on_and_is_joined(queue):
+    options = {"epochs": 100, "seed": 6}
+    step = Step(queue, "joins", options)
+    step.wait_for("node-0 | ")
+    before = step.workers()
+    step.kill()
+    step = Step(queue, "joins", options)
+    step.wait_for("is running already; joining it")
+    step.wait_for("node-0 | ")
+    assert step.workers() == before
+    step.kubectl("delete", "trainjob", "--all")
+    code, last = step.end()
+    assert code == 2 and "was deleted by somebody else; the same command goes on" in last
+
+
+def test_a_killed_process_is_named_and_not_its_peer(queue):
+    step = Step(queue, "killed", {"epochs": 100, "seed": 7})
+    step.wait_for("distillation steps")
+    [worker] = [each for each in step.workers() if "-node-0-1-" in each]
+    step.kubectl("exec", worker, "--", "python", "-c", KILL)
+    _, last = step.end()
+    assert re.search(r"node-1: rank \d was killed by signal 9 \(SIGKILL", last)
+
+
+def test_what_waits_for_gpus_does_not_keep_a_training_from_the_free_one(queue):
+    """The namespace's quota counts waiting pods, too, and once refused the next one."""
+    with in_the_queue(queue, [1, 1, 2, 2]) as names:
+        waits = "--for=jsonpath={.status.conditions[?(@.type=='PodScheduled')].reason}=SchedulingGated"
+        for name, is_in in zip(names, ["--for=condition=Ready"] * 2 + [waits] * 2, strict=True):
+            queue.kubectl("-n", "posgap", "wait", "pod", name, is_in, "--timeout=2m")
+        step = Step(queue, "free", {"epochs": 2, "seed": 8}, nodes=1)
+        assert step.end()[0] == 0 and "model.safetensors" in made("free")
 
 
 def test_a_job_that_the_queue_never_admits(queue):
