@@ -118,9 +118,11 @@ def build(kinds: Sequence[str]) -> None:
         container_images.build_images(context, "buildah", kinds, ["postgres"])
         for file in (weed / "entrypoint.sh", weed / "filer.toml", PROGRAM.parent / "weed", PROGRAM.parent / "coredns"):
             shutil.copy(file, context)
-        for name in ("pause", "seaweedfs"):
+        shutil.copy(ROOT / "constraints.txt", context)
+        flags = ["--layers", "--network=host", f"--build-arg=CPU={image(CPU)}", *container_images.pip_flags(context)]
+        for name in ("pause", "seaweedfs", "train"):
             file = container_images.STAND_INS / f"{name}.Dockerfile"
-            run("buildah", "build", "--layers", "--file", file, f"--tag=localhost/posgap-test-{name}", context)
+            run("buildah", "build", *flags, "--file", file, f"--tag=localhost/posgap-test-{name}", context)
 
 
 @contextmanager
@@ -250,12 +252,13 @@ def import_images(kinds: Iterable[str]) -> None:
     """Brings the images that the overlay asks for to the node, and posgap's."""
     asked = {each["image"] for made in pod_templates(overlay("local")).values() for each in containers(made["spec"])}
     import_image(training_operators.IMAGE)
+    import_image("localhost/posgap-test-train:latest", image(TRAIN))
     for name in ("postgres", "seaweedfs"):
         # In containerd a name with a digest has no tag.
         names = [re.sub(":[^:]*@", "@", each) for each in asked if f"/{name}:" in each]
         import_image(f"localhost/posgap-test-{name}:latest", *names)
     for kind in kinds:
-        import_image(image(kind), *((image(TRAIN), image(SERVE)) if kind == CPU else ()))
+        import_image(image(kind), *([image(SERVE)] if kind == CPU else ()))
 
 
 @contextmanager

@@ -55,7 +55,6 @@ versions = [str(each.version) for each in client.search_model_versions("name='po
 champion = client.get_model_version_by_alias("posgap", "champion")
 print(json.dumps({"champion": str(champion.version), "versions": versions}))
 """
-ON_CPUS = {"nodes": 2, "work": "s3://posgap/work", "deepspeed": ""}  # the image posgap-cpu has no DeepSpeed
 # What KFP's pages are searched for.
 LABELLED = "[...document.querySelectorAll('label')].find((x) => x.innerText.startsWith('{}')).parentElement"
 BUTTON = "[...document.querySelectorAll('button')].find((x) => x.innerText === '{}')"
@@ -333,7 +332,7 @@ def test_a_run_that_loses_a_service_for_good_fails_and_promotes_nothing(world, s
 def test_training_as_a_train_job_of_two_nodes(world):
     """The name is another one, since several processes train another model."""
     posgap = world.compiling_for("trainer", trainer=True)
-    run = Submitted(posgap, "--param=registered_name=of-two-nodes", **ON_CPUS)
+    run = Submitted(posgap, "--param=registered_name=of-two-nodes", nodes=2, work="s3://posgap/work")
     world.pod_of(run.id, "train-job")
     world.node.wait_for(lambda: len(world.workers("Running")) == 2)
     said = run.end()

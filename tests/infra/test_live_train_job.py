@@ -147,11 +147,13 @@ def without_answers_of_s3(node) -> Iterator[None]:
         run(*node.within, "iptables", "--delete", *rule)
 
 
-def test_two_nodes_train_a_model_to_its_end(queue):
-    step = Step(queue, "trains", {"epochs": 2})
+@pytest.mark.parametrize("deepspeed", ["", "zero3"])
+def test_two_nodes_train_a_model_to_its_end(queue, deepspeed):
+    name = f"trains{deepspeed}"
+    step = Step(queue, name, {"epochs": 2}, deepspeed=deepspeed)
     step.wait_for("created, with 2 nodes")
     step.wait_for("node-0 | ")
-    assert step.end()[0] == 0 and {"model.safetensors", "manifest.json"} <= made("trains")
+    assert step.end()[0] == 0 and {"model.safetensors", "manifest.json"} <= made(name)
 
 
 def test_training_resumes_after_its_step_is_stopped_and_a_worker_deleted(queue):

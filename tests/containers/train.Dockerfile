@@ -1,0 +1,9 @@
+# The image posgap-gpu-train without CUDA and flash-attn: DeepSpeed on CPUs.
+ARG CPU
+FROM ${CPU}
+USER root
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+COPY constraints.txt /
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    pip install --no-build-isolation --no-cache-dir --constraint /constraints.txt deepspeed ninja
+USER 10001:10001
