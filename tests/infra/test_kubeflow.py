@@ -59,6 +59,8 @@ print(json.dumps({"champion": str(champion.version), "versions": versions}))
 LABELLED = "[...document.querySelectorAll('label')].find((x) => x.innerText.startsWith('{}')).parentElement"
 BUTTON = "[...document.querySelectorAll('button')].find((x) => x.innerText === '{}')"
 NODE_OF = "[...document.querySelectorAll('.react-flow__node *')].find((x) => x.innerText === '{}')"
+EXPAND = """document.querySelector("button[title='{}'] [data-testid=expand-button]")"""
+DONE = "document.querySelectorAll('[data-testid=CheckCircleIcon]').length"
 
 
 class World:
@@ -226,14 +228,20 @@ def test_a_colleague_starts_a_run_in_the_form_and_it_finds_nothing_new(world):
 def test_a_colleague_reads_a_run_and_its_report(world):
     run = max(world.runs(), key=lambda each: len(world.pods(each)))
     with pages(COLLEAGUE) as page:
-        page.open(f"{UI}/#/runs/details/{run}", width=1800, height=1200)
+        page.open(f"{UI}/#/runs/details/{run}", width=2400, height=1200)
         page.wait(f"!!{NODE_OF.format('summary')}")
-        page.await_inflight()
-        page.screenshot(PICTURES / "run.png")
         page.click(f"js:{NODE_OF.format('summary')}")
         page.click(f"js:{BUTTON.format('Visualization')}")
         page.wait("document.body.innerText.includes('Champion of posgap: version 1')")
         page.screenshot(PICTURES / "report.png")
+        page.click("[data-testid=CloseIcon]")
+        for group in ("mitigation", "something to do"):
+            page.wait(f"!!{EXPAND.format(group)}")
+            page.click(f"js:{EXPAND.format(group)}")
+        page.wait(f"{DONE} > 8")
+        page.click(".react-flow__controls-fitview")
+        page.await_inflight()
+        page.screenshot(PICTURES / "run.png")
 
 
 def test_another_team_may_neither_see_nor_start_runs(world):
