@@ -70,10 +70,9 @@ def wait_for_end(
                 return _report_end(run, ended, compiled, progress.failures(workflow), client.run_url(run_id))
         left = until - time.monotonic()
         if left <= 0:
-            raise RunTimeout(
-                f"run {run_id} has not ended after {timeout:g} s (last seen {state or 'never'}); it goes on: "
-                f"{client.run_url(run_id)}"
-            )
+            seen = f"last seen {state}" if state else "the server never told its state"
+            url = client.run_url(run_id)
+            raise RunTimeout(f"run {run_id} has not ended after {timeout:g} s ({seen}); it goes on: {url}")
         time.sleep(min(POLL_SECONDS, left))
 
 
