@@ -21,6 +21,7 @@ from pathlib import Path
 import api_server
 import container_images
 import pytest
+import torch
 import training_operators
 import yaml
 from api_server import GO, PROGRAM, ApiServer, compile_go, module_folder
@@ -119,6 +120,7 @@ def build(kinds: Sequence[str]) -> None:
         for file in (weed / "entrypoint.sh", weed / "filer.toml", PROGRAM.parent / "weed", PROGRAM.parent / "coredns"):
             shutil.copy(file, context)
         shutil.copy(ROOT / "constraints.txt", context)
+        shutil.copytree(Path(torch.__file__).parent / "include", context / "include")
         flags = ["--layers", "--network=host", f"--build-arg=CPU={image(CPU)}", *container_images.pip_flags(context)]
         for name in ("pause", "seaweedfs", "train"):
             file = container_images.STAND_INS / f"{name}.Dockerfile"

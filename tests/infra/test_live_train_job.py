@@ -139,12 +139,13 @@ def in_the_queue(node, gpus: Sequence[int]) -> Iterator[list[str]]:
 @contextmanager
 def without_answers_of_s3(node) -> Iterator[None]:
     """What pods send to the overlay's S3 server is lost."""
-    rule = ["FORWARD", "--protocol", "tcp", "--dport", "8333", "--jump", "DROP"]
-    run(*node.within, "iptables", "--insert", *rule)
+    # In a table before kube-router's, which puts its own rules first.
+    iptables, rule = ["iptables", "--table", "mangle"], ["FORWARD", "--protocol", "tcp", "--dport", "8333"]
+    run(*node.within, *iptables, "--insert", *rule, "--jump", "DROP")
     try:
         yield
     finally:
-        run(*node.within, "iptables", "--delete", *rule)
+        run(*node.within, *iptables, "--delete", *rule, "--jump", "DROP")
 
 
 @pytest.mark.parametrize("deepspeed", ["", "zero3"])
