@@ -4,8 +4,10 @@ import json
 
 import pytest
 
+from posgap.distillation import processes
 from posgap.distillation.processes import accelerator, deepspeed_settings, tell_locked_builds
 from posgap.foundation.errors import PosgapError
+from posgap.foundation.interruption import Termination
 
 # The file in transformers' documentation, shortened.
 COMMON = {
@@ -96,3 +98,25 @@ def test_a_lock_that_a_killed_build_left_is_named(tmp_path, monkeypatch, caplog)
         lock.touch() if there else lock.unlink()
         tell_locked_builds()
         assert (str(lock) in caplog.text) == there
+
+
+@pytest.mark.parametrize(
+    ("words", "waits"), [("[gloo/pair.cc:553] Connection closed by peer [10.0.0.1]:4763", True), ("no kernel", False)]
+)
+def test_a_process_that_lost_its_peer_ends_when_it_is_stopped(monkeypatch, words, waits):
+    termination, waited = Termination(), []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        termination.requested = len(waited) == 3
+
+    monkeypatch.setattr(processes.time, "sleep", sleep)
+    with pytest.raises(RuntimeError, match=words[-4:]), processes.ending_after_its_peer(termination):
+        raise RuntimeError(words)
+    assert len(waited) == (3 if waits else 0)
+
+
+def test_a_process_that_lost_its_peer_and_is_not_stopped_ends_all_the_same(monkeypatch):
+    monkeypatch.setattr(processes, "PEER_SECONDS", 0.2)
+    with pytest.raises(RuntimeError, match="reset"), processes.ending_after_its_peer(Termination()):
+        raise RuntimeError("Connection reset by peer")

@@ -29,7 +29,14 @@ from posgap.distillation.held_out import BEFORE, best_step
 from posgap.distillation.losses import index_on
 from posgap.distillation.objectives import Objective
 from posgap.distillation.optimizers import MAX_GRAD_NORM, adamw
-from posgap.distillation.processes import arithmetic, gather, is_by_autocast, rank_and_world, register_external
+from posgap.distillation.processes import (
+    arithmetic,
+    ending_after_its_peer,
+    gather,
+    is_by_autocast,
+    rank_and_world,
+    register_external,
+)
 from posgap.distillation.speed import Speed
 from posgap.distillation.student import Student
 from posgap.foundation.errors import NoRoom, PosgapError, TerminationSignal
@@ -132,6 +139,7 @@ def train(
     with (
         attention_over_branches(student.model) as shares_prefixes,
         deferred_termination() as termination,
+        ending_after_its_peer(termination),
         checkpoints or nullcontext(),
     ):
         train_step = TrainStep(

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import socket
+import time
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,13 +22,15 @@ from accelerate.utils import is_deepspeed_available
 from posgap.distillation.optimizers import MAX_GRAD_NORM
 from posgap.foundation.errors import BadOption, PosgapError
 from posgap.foundation.files import read_object
-from posgap.foundation.launch import gather_from_all, is_main_process
+from posgap.foundation.interruption import Termination
+from posgap.foundation.launch import LOST_PEER, gather_from_all, is_main_process
 from posgap.models.memory import give_back_freed
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 # Launcher settings that posgap does not train with, by the end of their variable.
 _REFUSED = {"FSDP": "FSDP", "MEGATRON_LM": "Megatron-LM", "PARALLELISM_CONFIG": "parallelism"}
+PEER_SECONDS = 10.0
 _DIVIDED = "and each gradient would be divided by it: posgap parts a step by --micro-batch-tokens"
 
 
@@ -96,6 +99,22 @@ def tell_locked_builds() -> None:
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
     for lock in sorted(root.rglob("lock")):
         log.warning("%s: training waits for this lock if it needs the extension; delete it if nobody builds that", lock)
+
+
+@contextmanager
+def ending_after_its_peer(termination: Termination) -> Iterator[None]:
+    """Within the block, a process that loses its peer ends `PEER_SECONDS` later, or at SIGTERM.
+
+    A cluster deletes all pods of a job as soon as one of them has failed. That should be the one whose process ended
+    first: only its launcher knows why.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        until = time.monotonic() + PEER_SECONDS
+        while LOST_PEER.search(str(error)) and not termination.requested and time.monotonic() < until:
+            time.sleep(0.1)
+        raise
 
 
 def _destroy_group() -> None:

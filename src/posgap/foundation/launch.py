@@ -5,6 +5,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +17,12 @@ from posgap.foundation.errors import OfAll, PosgapError, ProcessFailure, first_l
 T = TypeVar("T")
 _calls = itertools.count()
 LEAVE_SECONDS = 5.0  # for processes that end together
+# Messages of a process that lost its peer, in gloo's, NCCL's and the store's words.
+LOST_PEER = re.compile(
+    r"connection (was )?(closed|reset|refused)|broken pipe|remote process exited|socket timeout|DistBackendError"
+    r"|watchdog|TCPStore|(send|recv)(Bytes|Value|VectorValue) failed|SIGTERM|first process cannot be reached",
+    re.IGNORECASE,
+)
 
 
 def launch_rank_and_size() -> tuple[int, int]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from posgap.foundation.heavy_types import TrainerClient
+from posgap.foundation.launch import LOST_PEER
 from posgap.foundation.termination import FAILED, REFUSED
 
 log = logging.getLogger(__name__)
@@ -23,12 +24,6 @@ _ERROR = "posgap: error: "
 # The line at which torchrun's own report of a failed process begins: it is long and does not contain the cause.
 _LAUNCHER = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py.*(closing signal|failed \(exitcode)")
 _REPORTED = re.compile(r"rank\s*:\s*(\d+)[^\n]*\n\s*exitcode\s*:\s*(-?\d+)")
-# Messages of a process that lost its peer, in gloo's, NCCL's and the store's words.
-_OF_A_PEER = re.compile(
-    r"connection (was )?(closed|reset|refused)|broken pipe|remote process exited|socket timeout|DistBackendError"
-    r"|watchdog|TCPStore|(send|recv)(Bytes|Value|VectorValue) failed|SIGTERM|first process cannot be reached",
-    re.IGNORECASE,
-)
 # A container's reasons that only say that its program failed.
 _PLAIN = ("", "Error", "Completed")
 
@@ -83,12 +78,12 @@ class Worker:
         for mark in (REFUSED, FAILED):
             if message.startswith(mark):
                 words = message.removeprefix(mark)
-                is_of_peer = bool(_OF_A_PEER.search(words))
+                is_of_peer = bool(LOST_PEER.search(words))
                 yield Reason(5 if is_of_peer else 0, self.name, words, mark == REFUSED and not is_of_peer)
         for line in self.lines:
             if _ERROR in line:
                 words = line.partition(_ERROR)[2]
-                is_of_peer = bool(_OF_A_PEER.search(words))
+                is_of_peer = bool(LOST_PEER.search(words))
                 is_refusal = not (is_of_peer or message or words.startswith("internal error"))
                 yield Reason(5 if is_of_peer else 1, self.name, words, is_refusal)
                 break
@@ -100,7 +95,7 @@ class Worker:
             if int(code) < 0 and -int(code) != signal.SIGTERM:
                 yield Reason(3, self.name, f"rank {number} was killed by {_signal(-int(code))}")
         if self.lines and (self.exit_code or not message):
-            yield Reason(6 if _OF_A_PEER.search(self.lines[-1]) else 4, self.name, self.lines[-1])
+            yield Reason(6 if LOST_PEER.search(self.lines[-1]) else 4, self.name, self.lines[-1])
         if self.exit_code:
             yield Reason(7, self.name, f"ended{_exit(self.exit_code)}")
 
