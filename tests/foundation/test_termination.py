@@ -2,6 +2,7 @@
 
 import sys
 
+import click
 import pytest
 
 from posgap.cli.main import main
@@ -48,6 +49,16 @@ def test_the_first_program_of_a_container_to_end_is_heard(message):
     leave_message(NoServer("rank 1: killed"))
     leave_message(PosgapError("one of 2 processes failed"))
     assert message.read_text() == "posgap failed: rank 1: killed"
+
+
+def test_a_stopped_command_leaves_that_and_not_click_s_word_for_it(message, monkeypatch):
+    def stop() -> None:
+        raise TerminationSignal("stopped by SIGTERM")
+
+    monkeypatch.setattr("posgap.cli.main.build", lambda: click.Command("posgap", callback=stop))
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 143 and message.read_text() == "posgap failed: stopped by SIGTERM"
 
 
 def test_a_long_message_is_short_enough_for_a_workflow(message):

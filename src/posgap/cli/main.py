@@ -498,6 +498,8 @@ def _reopen_closed_streams() -> None:
 
 def _report_error(error: BaseException) -> int:
     """Says what ended a command, here and to Kubernetes; returns its exit code."""
+    if isinstance(error, click.Abort):  # click raises it from KeyboardInterrupt, which TerminationSignal is too
+        error = error.__cause__ or error
     leave_message(PosgapError(error.format_message()) if isinstance(error, click.ClickException) else error)
     match error:
         case click.exceptions.NoArgsIsHelpError():
@@ -525,8 +527,7 @@ def _report_error(error: BaseException) -> int:
             line = "out of memory: read or compute less at once, or take a machine with more"
             return _fail(line, 1, OUT_OF_MEMORY)
         case KeyboardInterrupt() | click.Abort():
-            cause = error.__cause__ or error  # click raises Abort from KeyboardInterrupt, which Stopped is too
-            return _fail(_with_notes(str(cause) or "stopped", cause), getattr(cause, "exit_code", 130), STOPPED)
+            return _fail(_with_notes(str(error) or "stopped", error), getattr(error, "exit_code", 130), STOPPED)
     return _fail(describe_internal_error(error), 1, INTERNAL_ERROR, kind="")
 
 
