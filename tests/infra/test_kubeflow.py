@@ -345,7 +345,7 @@ def test_training_as_a_train_job_of_two_nodes(world):
     world.node.wait_for(lambda: len(world.workers("Running")) == 2)
     said = run.end()
     print(said)
-    for step in ("train job", "promote distilled"):
+    for step in ("train-job", "promote distilled"):
         assert re.search(f"^posgap . {step} is done after", said, re.MULTILINE), said
     assert not world.workers()
 
