@@ -377,7 +377,8 @@ def test_watch_starts_a_run_when_the_champion_has_left_its_policy_and_only_then(
 
     before = world.runs()
     watch = ("submit", "--pipeline=watch", *WAITING)
-    form = {"registered_name": "posgap", "namespace": "posgap", "mitigate": parameters(only_new=True)}
+    mitigate = parameters(only_new=True, min_mean=3)  # as the policy has it; preflight refuses another
+    form = {"registered_name": "posgap", "namespace": "posgap", "mitigate": mitigate}
     print(world.posgap.pipeline(*watch, *words(form | {"data_eval": DATA["data_eval"]})))
     after = world.runs()
     assert len(after) == len(before) + 1
