@@ -46,6 +46,12 @@ def install(server: ApiServer) -> None:
     server.shell("\n".join(line for line in commands if " wait " in line))
 
 
+def workers(server: ApiServer, *options: str) -> list[str]:
+    """The pods of TrainJobs, also those that are ending."""
+    command = ("-n", "posgap", "get", "pods", "--selector=jobset.sigs.k8s.io/jobset-name", "--output=name")
+    return server.kubectl(*command, *options).split()
+
+
 def _rendered(place: Path) -> str:
     return run("kubectl", "kustomize", place)
 

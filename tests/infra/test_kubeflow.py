@@ -38,6 +38,7 @@ from kubeflow_steps import (
     words,
 )
 from places import ROOT
+from training_operators import workers
 
 from posgap.pipelines.submission import ENDED
 
@@ -91,11 +92,6 @@ class World:
         """The pods of a run, also those that have ended."""
         command = ("-n", "posgap", "get", "pods", f"--selector=pipeline/runid={run}", "--output=json")
         return json.loads(self.node.kubectl(*command))["items"]
-
-    def workers(self, phase: str = "") -> list[str]:
-        """The pods of TrainJobs, in this phase."""
-        of_jobs = ("-n", "posgap", "get", "pods", "--selector=jobset.sigs.k8s.io/jobset-name", "--output=name")
-        return self.node.kubectl(*of_jobs, *([f"--field-selector=status.phase={phase}"] if phase else [])).split()
 
     def pod_of(self, run: str, step: str) -> str:
         """Waits for a running pod of a step; returns its name."""
@@ -342,12 +338,12 @@ def test_training_as_a_train_job_of_two_nodes(world):
     posgap = world.compiling_for("trainer", trainer=True)
     run = Submitted(posgap, "--param=registered_name=of-two-nodes", nodes=2, work="s3://posgap/work")
     world.pod_of(run.id, "train-job")
-    world.node.wait_for(lambda: len(world.workers("Running")) == 2)
+    world.node.wait_for(lambda: len(workers(world.node, "--field-selector=status.phase=Running")) == 2)
     said = run.end()
     print(said)
     for step in ("train-job", "promote distilled"):
         assert re.search(f"^posgap . {step} is done after", said, re.MULTILINE), said
-    assert not world.workers()
+    assert not workers(world.node)
 
 
 def test_watch_starts_a_run_when_the_champion_has_left_its_policy_and_only_then(world):

@@ -14,6 +14,7 @@ from container_engine import run
 from examples import kv_example
 from kubeflow_steps import forwarded
 from test_kubernetes_network import RUN
+from training_operators import workers
 
 from posgap.components.making import CPU, image
 from posgap.data.reading import write_examples
@@ -26,7 +27,7 @@ from posgap.tasks.content import content_key
 pytestmark = pytest.mark.full
 PLACE = f"s3://posgap/{secrets.token_hex(4)}"  # new in a node that is kept
 
-# One of a worker's ranks, whose first process is torchrun.
+# Kills the last of a worker's ranks; the pod's first process is torchrun.
 KILL = """
 import pathlib, os, signal
 programs = {int(each.parent.name): each.read_bytes() for each in pathlib.Path("/proc").glob("[0-9]*/cmdline")}
@@ -68,10 +69,6 @@ class Step:
         self.node.wait_for(lambda: words in self.log() or self._state("terminated"))
         assert words in self.log(), self.log()
 
-    def workers(self) -> list[str]:
-        """The job's pods, also those that are ending."""
-        return self.kubectl("get", "pods", "--selector=jobset.sigs.k8s.io/jobset-name", "--output=name").split()
-
     def kill(self) -> None:
         """Ends it so that it can do nothing about it."""
         where = "--output=jsonpath={.status.containerStatuses[0].containerID}"
@@ -94,8 +91,8 @@ class Step:
 
 
 @pytest.fixture(scope="module")
-def queue(node, tmp_path_factory, model_folder):
-    """What training reads in S3."""
+def stocked(node, tmp_path_factory, model_folder):
+    """A node whose S3 server has what training reads."""
     folder, examples = tmp_path_factory.mktemp("data"), [kv_example(number) for number in range(64)]
     write_examples(folder / "e.jsonl.gz", examples)
     rows = [
@@ -149,99 +146,99 @@ def without_answers_of_s3(node) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("deepspeed", ["", "zero3"])
-def test_two_nodes_train_a_model_to_its_end(queue, deepspeed):
+def test_two_nodes_train_a_model_to_its_end(stocked, deepspeed):
     name = f"trains{deepspeed}"
-    step = Step(queue, name, {"epochs": 2}, deepspeed=deepspeed)
+    step = Step(stocked, name, {"epochs": 2}, deepspeed=deepspeed)
     step.wait_for("created, with 2 nodes")
     step.wait_for("node-0 | ")
     assert step.end()[0] == 0 and {"model.safetensors", "manifest.json"} <= made(name)
 
 
-def test_training_resumes_after_its_step_is_stopped_and_a_worker_deleted(queue):
+def test_training_resumes_after_its_step_is_stopped_and_a_worker_deleted(stocked):
     options = {"epochs": 10, "save_steps": 5}
-    step = Step(queue, "resumes", options)
-    queue.wait_for(lambda: any(name.endswith("/files.json") for name in made("work")))
+    step = Step(stocked, "resumes", options)
+    stocked.wait_for(lambda: any(name.endswith("/files.json") for name in made("work")))
     step.kubectl("delete", "pod", step.name)
-    step = Step(queue, "resumes", options)
+    step = Step(stocked, "resumes", options)
     step.wait_for("resuming from the checkpoint of step")
     step.kubectl("delete", "pod", "--selector=batch.kubernetes.io/job-completion-index=1")
     code, last = step.end()
     assert code == 2 and "no worker's pod is left" in last
-    step = Step(queue, "resumes", options)
+    step = Step(stocked, "resumes", options)
     step.wait_for("resuming from the checkpoint of step")
     assert step.end()[0] == 0 and "model.safetensors" in made("resumes")
 
 
-def test_a_stopped_training_has_minutes_for_its_last_checkpoint(queue):
+def test_a_stopped_training_has_minutes_for_its_last_checkpoint(stocked):
     """torchrun kills its ranks 30 s after SIGTERM unless told otherwise."""
     options = {"epochs": 100, "save_steps": 10_000, "seed": 5}
-    step = Step(queue, "slow", options)
+    step = Step(stocked, "slow", options)
     step.wait_for("distillation steps")
-    with without_answers_of_s3(queue):
+    with without_answers_of_s3(stocked):
         step.kubectl("delete", "pod", step.name)
         time.sleep(45)
-        assert len(step.workers()) == 2
-    queue.wait_for(lambda: not step.workers(), 120)
-    step = Step(queue, "slow", options)
+        assert len(workers(stocked)) == 2
+    stocked.wait_for(lambda: not workers(stocked), 120)
+    step = Step(stocked, "slow", options)
     step.wait_for("resuming from the checkpoint of step")
     step.kubectl("delete", "pod", step.name)
 
 
-def test_a_killed_step_s_job_goes_on_and_is_joined(queue):
+def test_a_killed_step_s_job_goes_on_and_is_joined(stocked):
     options = {"epochs": 100, "seed": 6}
-    step = Step(queue, "joins", options)
+    step = Step(stocked, "joins", options)
     step.wait_for("node-0 | ")
-    before = step.workers()
+    before = workers(stocked)
     step.kill()
-    step = Step(queue, "joins", options)
+    step = Step(stocked, "joins", options)
     step.wait_for("is running already; joining it")
     step.wait_for("node-0 | ")
-    assert step.workers() == before
+    assert workers(stocked) == before
     step.kubectl("delete", "trainjob", "--all")
     code, last = step.end()
     assert code == 2 and "was deleted by somebody else; the same command goes on" in last
 
 
-def test_a_killed_process_is_named_and_not_its_peer(queue):
-    step = Step(queue, "killed", {"epochs": 100, "seed": 7})
+def test_a_killed_process_is_named_and_not_its_peer(stocked):
+    step = Step(stocked, "killed", {"epochs": 100, "seed": 7})
     step.wait_for("distillation steps")
-    [worker] = [each for each in step.workers() if "-node-0-1-" in each]
+    [worker] = [each for each in workers(stocked) if "-node-0-1-" in each]
     step.kubectl("exec", worker, "--", "python", "-c", KILL)
     _, last = step.end()
     assert re.search(r"node-1: rank \d was killed by signal 9 \(SIGKILL", last)
 
 
-def test_what_waits_for_gpus_does_not_keep_a_training_from_the_free_one(queue):
+def test_what_waits_for_gpus_does_not_keep_a_training_from_the_free_one(stocked):
     """The namespace's quota counts waiting pods, too, and once refused the next one."""
-    with in_the_queue(queue, [1, 1, 2, 2]) as names:
+    with in_the_queue(stocked, [1, 1, 2, 2]) as names:
         waits = "--for=jsonpath={.status.conditions[?(@.type=='PodScheduled')].reason}=SchedulingGated"
         for name, is_in in zip(names, ["--for=condition=Ready"] * 2 + [waits] * 2, strict=True):
-            queue.kubectl("-n", "posgap", "wait", "pod", name, is_in, "--timeout=2m")
-        step = Step(queue, "free", {"epochs": 2, "seed": 8}, nodes=1)
+            stocked.kubectl("-n", "posgap", "wait", "pod", name, is_in, "--timeout=2m")
+        step = Step(stocked, "free", {"epochs": 2, "seed": 8}, nodes=1)
         assert step.end()[0] == 0 and "model.safetensors" in made("free")
 
 
-def test_a_job_that_the_queue_never_admits(queue):
-    step = Step(queue, "waits", {"seed": 1}, gpus_per_node=2, timeout=60)
+def test_a_job_that_the_queue_never_admits(stocked):
+    step = Step(stocked, "waits", {"seed": 1}, gpus_per_node=2, timeout=60)
     step.wait_for("waits: couldn't assign flavors to pod set node")
     code, last = step.end()
     assert code == 2 and "was not done after 60 s, and is deleted." in last and "nvidia.com/gpu" in last
 
 
-def test_a_job_that_somebody_deletes(queue):
-    step = Step(queue, "deleted", {"epochs": 100, "seed": 2})
+def test_a_job_that_somebody_deletes(stocked):
+    step = Step(stocked, "deleted", {"epochs": 100, "seed": 2})
     step.wait_for("node-0 | ")
     step.kubectl("delete", "trainjob", "--all")
     code, last = step.end()
     assert code == 2 and "was deleted by somebody else; the same command goes on" in last
 
 
-def test_a_worker_without_enough_memory(queue):
-    step = Step(queue, "oom", {"seed": 3}, memory_per_node="200Mi")
+def test_a_worker_without_enough_memory(stocked):
+    step = Step(stocked, "oom", {"seed": 3}, memory_per_node="200Mi")
     code, last = step.end()
     assert code == 2 and "OOMKilled" in last
 
 
-def test_a_runtime_that_does_not_exist(queue):
-    code, last = Step(queue, "runtime", {"seed": 4}, runtime="none").end()
+def test_a_runtime_that_does_not_exist(stocked):
+    code, last = Step(stocked, "runtime", {"seed": 4}, runtime="none").end()
     assert code == 2 and "there is no runtime none" in last

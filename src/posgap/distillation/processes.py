@@ -28,9 +28,9 @@ from posgap.models.memory import give_back_freed
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+PEER_SECONDS = 10.0  # that a process which lost its peer lets others fail first
 # Launcher settings that posgap does not train with, by the end of their variable.
 _REFUSED = {"FSDP": "FSDP", "MEGATRON_LM": "Megatron-LM", "PARALLELISM_CONFIG": "parallelism"}
-PEER_SECONDS = 10.0
 _DIVIDED = "and each gradient would be divided by it: posgap parts a step by --micro-batch-tokens"
 
 
@@ -103,17 +103,18 @@ def tell_locked_builds() -> None:
 
 @contextmanager
 def ending_after_its_peer(termination: Termination) -> Iterator[None]:
-    """Within the block, a process that loses its peer ends `PEER_SECONDS` later, or at SIGTERM.
+    """Within the block, a process that loses its peer waits for SIGTERM, at most `PEER_SECONDS`, before it ends.
 
-    A cluster deletes all pods of a job as soon as one of them has failed. That should be the one whose process ended
-    first: only its launcher knows why.
+    As soon as one pod of a job has failed, Kubernetes deletes the others. The process that ended first must be in the
+    one that fails: only its launcher knows why it ended.
     """
     try:
         yield
     except RuntimeError as error:
-        until = time.monotonic() + PEER_SECONDS
-        while LOST_PEER.search(str(error)) and not termination.requested and time.monotonic() < until:
-            time.sleep(0.1)
+        if LOST_PEER.search(str(error)):
+            until = time.monotonic() + PEER_SECONDS
+            while not termination.requested and time.monotonic() < until:
+                time.sleep(0.1)
         raise
 
 
