@@ -312,9 +312,10 @@ def test_a_run_outlives_a_minute_without_each_service(world):
     assert world.registry() == FIRST
 
 
-def test_submit_says_that_a_run_goes_on_when_kfp_s_server_is_gone_for_good(world):
+@pytest.mark.parametrize("service", ["apiserver", "workflow-controller"])
+def test_submit_says_that_a_run_goes_on_when_what_runs_it_is_gone_for_good(world, service):
     run = Submitted(world.posgap, "--timeout=60", "--param=only_new=true")
-    with world.without("apiserver"):
+    with world.without(service):
         said = run.end(code=6)
     assert "it goes on" in said
     print(said)
@@ -324,7 +325,7 @@ def test_submit_says_that_a_run_goes_on_when_kfp_s_server_is_gone_for_good(world
     assert world.wait_for_run(run.id) == "SUCCEEDED"
 
 
-@pytest.mark.parametrize("service", ["mlflow", "s3"])
+@pytest.mark.parametrize("service", ["postgres", "mlflow", "s3"])
 def test_a_run_that_loses_a_service_for_good_fails_and_promotes_nothing(world, service):
     run = Submitted(world.posgap)  # what comes before the gate is cached
     world.pod_of(run.id, "gate")
