@@ -100,17 +100,17 @@ class Page:
         self.js("new Promise((done) => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 30))")
 
     def click(self, selector: str) -> None:
-        """Clicks the middle of the first element that a selector finds, as a mouse does, once it lies still and on top:
-        a page that is still being laid out moves it away from the mouse."""
+        """Clicks the middle of the first element that a selector finds, as a mouse does, once it is there, lies still
+        and on top: a page that is still being laid out moves it away from the mouse."""
         find = selector.removeprefix("js:") if selector.startswith("js:") else f"document.querySelector({selector!r})"
         middle = (
-            f"(() => {{ const box = {find}; box.scrollIntoView({{ block: 'nearest' }}); "
+            f"(() => {{ const box = {find}; if (!box) return null; box.scrollIntoView({{ block: 'nearest' }}); "
             "const r = box.getBoundingClientRect(), x = r.x + r.width / 2, y = r.y + r.height / 2; "
             "return [x, y, box.contains(document.elementFromPoint(x, y))]; })()"
         )
         before, until = None, time.monotonic() + TIMEOUT
-        while (seen := self.js(middle)) != before or not seen[2]:
-            assert time.monotonic() < until, f"does not lie still and on top: {selector}"
+        while not (seen := self.js(middle)) or seen != before or not seen[2]:
+            assert time.monotonic() < until, f"is not there, still and on top: {selector}"
             before = seen
             self.await_inflight()
         x, y, _ = seen

@@ -225,14 +225,12 @@ def test_a_colleague_reads_a_run_and_its_report(world):
     run = max(world.runs(), key=lambda each: len(world.pods(each)))
     with pages(COLLEAGUE) as page:
         page.open(f"{UI}/#/runs/details/{run}", width=2400, height=1200)
-        page.wait(f"!!{NODE_OF.format('summary')}")
         page.click(f"js:{NODE_OF.format('summary')}")
         page.click(f"js:{BUTTON.format('Visualization')}")
         page.wait("document.body.innerText.includes('Champion of posgap: version 1')")
         page.screenshot(PICTURES / "report.png")
         page.click("[data-testid=CloseIcon]")
         for group in ("mitigation", "something to do"):
-            page.wait(f"!!{EXPAND.format(group)}")
             page.click(f"js:{EXPAND.format(group)}")
         page.wait(f"{DONE} > 8")
         page.click(".react-flow__controls-fitview")
