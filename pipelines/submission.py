@@ -58,7 +58,8 @@ def wait_for_end(
             # The run continues meanwhile, and may represent hours of work.
             log.warning("%s; trying again", error)
         else:
-            if run.state != state:
+            # KFP can have no state for a run that Argo has not begun.
+            if run.state and run.state != state:
                 state = run.state
                 log.info("run %s: %s", run_id, state)
             workflow = _find_workflow(client, run_id)

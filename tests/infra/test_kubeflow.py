@@ -102,7 +102,7 @@ class World:
                 name = pod["metadata"]["annotations"].get("workflows.argoproj.io/node-name", "")
                 if of_step.search(name) and pod["status"]["phase"] == "Running":
                     return pod["metadata"]["name"]
-            assert time.monotonic() < deadline and call(f"runs/{run}")[1]["state"] not in ENDED, step
+            assert time.monotonic() < deadline and call(f"runs/{run}")[1].get("state") not in ENDED, step
             time.sleep(0.5)
 
     def runs(self) -> dict[str, dict]:
@@ -113,7 +113,7 @@ class World:
     def wait_for_run(self, run: str) -> str:
         """The state in which a run ended."""
         deadline = time.monotonic() + 900
-        while (state := call(f"runs/{run}")[1]["state"]) not in ENDED:
+        while (state := call(f"runs/{run}")[1].get("state")) not in ENDED:
             assert time.monotonic() < deadline, state
             time.sleep(2)
         return state

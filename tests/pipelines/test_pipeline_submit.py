@@ -297,7 +297,7 @@ WAIT = ("--wait",)
 
 def test_waiting_ends_with_success(capsys, submit):
     with served(Server()) as server:
-        server.states = ["PENDING", "RUNNING", "RUNNING", "SUCCEEDED"]
+        server.states = ["PENDING", None, "RUNNING", "RUNNING", "SUCCEEDED"]
         code, _, err = posgap(capsys, *submit(server, *WAIT))
     assert code == 0
     states = [line.rsplit(": ", 1)[1] for line in err.splitlines() if line.startswith("posgap | run ")]
@@ -342,9 +342,9 @@ def test_a_cancelled_run_ends_the_wait_with_code_5(capsys, submit, state):
 
 def test_the_wait_ends_with_code_6_when_the_time_is_up(capsys, submit):
     with served(Server()) as server:
-        server.states = ["RUNNING"]
+        server.states = ["PENDING", None]
         complaint = fails(capsys, *submit(server, *WAIT, "--timeout", "0.2"), code=6)
-    assert "has not ended after 0.2 s (last seen RUNNING); it goes on: http" in complaint
+    assert "has not ended after 0.2 s (last seen PENDING); it goes on: http" in complaint
 
 
 def test_the_wait_outlives_a_server_that_is_down_for_a_while(capsys, submit):
