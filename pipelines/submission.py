@@ -58,7 +58,7 @@ def wait_for_end(
             # The run continues meanwhile, and may represent hours of work.
             log.warning("%s; trying again", error)
         else:
-            # KFP can have no state for a run that Argo has not begun.
+            # While Argo's controller is away, KFP may tell no state.
             if run.state and run.state != state:
                 state = run.state
                 log.info("run %s: %s", run_id, state)

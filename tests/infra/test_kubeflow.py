@@ -317,7 +317,7 @@ def test_submit_says_that_a_run_goes_on_when_what_runs_it_is_gone_for_good(world
         said = run.end(code=6)
     assert "it goes on" in said
     print(said)
-    # It waits longer after each failure, and would tell the server of the run's end only minutes later.
+    # KFP's agent waits longer after each failure, and would tell its server of the run's end only minutes later.
     world.kubeflow.stop("persistence_agent")
     world.kubeflow.start("persistence_agent")
     assert world.wait_for_run(run.id) == "SUCCEEDED"
